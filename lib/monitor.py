@@ -4,8 +4,8 @@
         llm.generate(...)
     watch.result()  # -> records.Monitor
 
-Absent instruments give None, never zero. Cumulative counters (energy, CPU seconds) are differenced between the
-window's two ends; the rest is sampled by one thread.
+Absent instruments give None, never zero. Cumulative counters (energy, CPU seconds) are differenced between
+the window's two ends; the rest is sampled by one thread.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import time
 
 from lib import records
 
-# NVML reports busy share and power as averages over up to the last second (nvml.h, nvmlUtilization_t: "between
-# 1 second and 1/6 second depending on the product"; power from Ampere on: one second): earlier samples reach out
-# of the window.
+# NVML reports busy share and power as averages over up to the last second (nvml.h, nvmlUtilization_t:
+# "between 1 second and 1/6 second depending on the product"; power from Ampere on: one second), so samples
+# taken earlier reach out of the window.
 _AVERAGING_S = 1.0
 _TREE_EVERY_S = 1.0  # walking the process table costs milliseconds, reading known processes microseconds
 
@@ -28,8 +28,9 @@ class Monitor:
     """Samples from `with` to its end; `result()` afterwards gives a `records.Monitor`.
 
     `pid`: root of the process tree whose CPU time counts (None: this process). `interval_s`: seconds between
-    samples. `num_gpus`: only the first so many visible GPUs (None: all in CUDA_VISIBLE_DEVICES). Busy share and SM
-    clock are means over the GPUs; power, energy and memory are sums. ValueError for an interval not above zero.
+    samples. `num_gpus`: only the first so many visible GPUs (None: all in CUDA_VISIBLE_DEVICES). Busy share
+    and SM clock are means over the GPUs; power, energy and memory are sums. ValueError for an interval that is
+    not above zero.
     """
 
     def __init__(self, pid: int | None = None, interval_s: float = 0.1, num_gpus: int | None = None) -> None:
@@ -204,7 +205,7 @@ class _Gpus:
 
 
 def _visible(pynvml) -> list:
-    """Handles of the GPUs in CUDA_VISIBLE_DEVICES (indices in PCI order, or UUID prefixes); all if it is unset."""
+    """Handles of the GPUs in CUDA_VISIBLE_DEVICES (indices in PCI order, or UUID prefixes); all if unset."""
     handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
