@@ -27,10 +27,10 @@ _TREE_EVERY_S = 1.0  # walking the process table costs milliseconds, reading kno
 class Monitor:
     """Samples from `with` to its end; `result()` afterwards gives a `records.Monitor`.
 
-    `pid`: root of the process tree whose CPU time counts (None: this process). `interval_s`: seconds between
-    samples. `num_gpus`: only the first so many visible GPUs (None: all in CUDA_VISIBLE_DEVICES). Busy share
-    and SM clock are means over the GPUs; power, energy and memory are sums. ValueError for an interval that is
-    not above zero.
+    `pid`: root of the process tree whose CPU time counts (None: this process). `interval_s`: seconds
+    between samples. `num_gpus`: only the first so many visible GPUs (None: all in CUDA_VISIBLE_DEVICES).
+    Busy share and SM clock are means over the GPUs; power, energy and memory are sums. ValueError for an
+    interval that is not above zero.
     """
 
     def __init__(self, pid: int | None = None, interval_s: float = 0.1, num_gpus: int | None = None) -> None:
