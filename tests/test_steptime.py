@@ -1,0 +1,399 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lib import shapes, steptime
+from lib.cells import Cell, Engine, Model, Workload, engine_key
+from lib.params import Profile, StepTime
+from lib.records import Provenance, Record, Resolved, Trace
+from lib.steptime import ExtrapolationError, FitError, Row
+
+# t = 10 + 0.5 V + 0.25 B, in ms, on three batch sizes and four draft lengths
+LAW = (10.0, 0.5, 0.25)
+
+
+def row(batch, gamma, *, law=LAW, setting="walking", mode="NONE", context=100.0, per_context=0.0, step_ms=None, **more):
+    verified = batch * (1 + (gamma or 0))
+    fixed, token, request = law
+    t = step_ms or fixed + token * verified + request * batch + per_context * batch * context / 1000
+    values = {"low_ms": t, "high_ms": t, "num_steps": 16, "num_speculative_tokens": None if gamma is None else 7}
+    return Row(
+        model="m", hardware="h", setting=setting, mode=mode, batch=batch, verified=verified, context=context,
+        step_ms=t, gamma=gamma, **(values | more),
+    )  # fmt: skip
+
+
+def grid(**more):
+    return [row(b, g, **more) for b in (1, 4, 8) for g in (0, 1, 3, 7)]
+
+
+def vanilla(**more):
+    return [row(b, None, setting="vanilla", **more) for b in (1, 4, 8)]
+
+
+# ---- the law
+
+
+def test_a_synthetic_law_is_recovered():
+    regime = steptime.fit(grid()).regime()
+    assert (regime.fixed, regime.token, regime.request) == pytest.approx(LAW)
+    assert regime.context == 0 and regime.identified == ("fixed", "token", "request")
+    assert regime.held_out_error == pytest.approx(0, abs=1e-9)
+    assert regime.r_squared == pytest.approx(1)
+    assert regime.num_rows == 12
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.floats(0.1, 1e3), st.floats(1e-3, 1e2), st.floats(0, 1e2), st.floats(0.01, 10),
+)  # fmt: skip
+def test_any_law_is_recovered_with_its_context_term(fixed, token, request, per_context):
+    rows = [
+        r for context in (100.0, 1000.0) for r in grid(law=(fixed, token, request), context=context, per_context=per_context)
+    ]
+    regime = steptime.fit(rows).regime()
+    assert regime.identified == steptime.TERMS
+    for r in rows:
+        predicted = regime.step_ms(r.batch, r.verified, r.context)
+        assert predicted == pytest.approx(r.step_ms, rel=1e-6)
+
+
+def test_without_drafts_the_request_term_cannot_be_told_from_the_token_term():
+    law = steptime.fit(vanilla())
+    assert law.regime().identified == ("fixed", "token")
+    assert law.regime().token == pytest.approx(0.75)  # 0.5 + 0.25
+    assert law.predict(2, 2) == pytest.approx(11.5)
+
+
+def test_a_context_that_grows_by_decoding_only_gets_no_term():
+    rows = [row(b, g, context=100.0 + g) for b in (1, 4, 8) for g in (0, 1, 3)]
+    assert "context" not in steptime.fit(rows).regime().identified
+
+
+def test_errors_are_relative():
+    # one short and many long steps: a one percent error weighs the same at both ends
+    rows = [row(b, g, step_ms=(1 + 0.01 * (-1) ** (b + g)) * (1 + b * (1 + g))) for b in (1, 16, 256) for g in (0, 1, 2, 3)]
+    law = steptime.fit(rows)
+    assert max(abs(law.predict(r.batch, r.verified) / r.step_ms - 1) for r in rows) < 0.05
+
+
+def test_held_out_error_by_hand():
+    # 1, 2 and 4 ms at 1, 2 and 3 tokens. Leaving the middle out gives the line 1..4 -> 2.5 instead of 2: 25 %.
+    # Leaving an end out gives 0 instead of 1 (100 %) and 3 instead of 4 (25 %).
+    rows = [row(b, None, setting="vanilla", step_ms=t) for b, t in ((1, 1.0), (2, 2.0), (3, 4.0))]
+    regime = steptime.fit(rows).regime()
+    assert regime.held_out_error == pytest.approx(0.25)
+    assert regime.held_out_worst == pytest.approx(1.0)
+    assert steptime.fit(rows).relative_error == pytest.approx(0.25)
+
+
+def test_too_few_points_are_refused():
+    with pytest.raises(FitError, match="2 points, allowed: at least 3"):
+        steptime.fit(vanilla()[:2])
+    with pytest.raises(FitError, match="one step size"):
+        steptime.fit([row(4, None)] * 5)
+    with pytest.raises(FitError, match="empty"):
+        steptime.fit([])
+
+
+def test_mixed_rows_are_refused():
+    with pytest.raises(FitError, match="setting 'vanilla' and 'walking'"):
+        steptime.fit(grid() + vanilla())
+
+
+def test_modes_are_fitted_apart_and_a_thin_one_is_named():
+    slow = grid(mode="PIECEWISE", law=(20.0, 0.5, 0.25))
+    law = steptime.fit([*slow, *grid(mode="FULL"), row(1, 7, mode="NONE")])
+    assert law.modes == ("FULL", "PIECEWISE")
+    assert law.predict(4, 16, mode="PIECEWISE") - law.predict(4, 16, mode="FULL") == pytest.approx(10)
+    assert "one step size" in law.left_out["NONE"]
+    with pytest.raises(ValueError, match="mode is None, allowed.*FULL, PIECEWISE"):
+        law.predict(4, 16)
+
+
+def test_prediction_broadcasts():
+    law = steptime.fit(grid())
+    got = law.predict(np.array([[1.0], [4.0]]), np.array([4.0, 8.0]))
+    assert got == pytest.approx(np.array([[12.25, 14.25], [13.0, 15.0]]))
+    assert isinstance(float(law.predict(1, 1)), float)
+
+
+@pytest.mark.parametrize("batch, verified, field", [(16, 16, "batch"), (8, 72, "verified"), (1, 12, "per_request")])
+def test_no_silent_extrapolation(batch, verified, field):
+    law = steptime.fit(grid())
+    with pytest.raises(ExtrapolationError, match=f"{field} is {batch if field == 'batch' else verified}"):
+        law.predict(batch, verified)
+    assert law.predict(batch, verified, extrapolate=True) == pytest.approx(10 + 0.5 * verified + 0.25 * batch)
+
+
+def test_context_outside_the_grid_is_refused():
+    rows = [r for c in (100.0, 1000.0) for r in grid(context=c, per_context=2.0)]
+    law = steptime.fit(rows)
+    assert law.predict(4, 4, context=500) == pytest.approx(10 + 2 + 1 + 2.0 * 4 * 0.5)
+    assert law.predict(4, 4) == pytest.approx(10 + 2 + 1 + 2.0 * 4 * 0.55)  # the grid's middle
+    with pytest.raises(ExtrapolationError, match="context is 4000"):
+        law.predict(4, 4, context=4000)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0.1, 1e3), st.floats(1e-3, 1e2), st.floats(0, 1e2))
+def test_a_law_survives_json(fixed, token, request):
+    law = steptime.fit(grid(law=(fixed, token, request)))
+    assert steptime.Law.model_validate_json(law.model_dump_json()) == law
+
+
+# ---- break-even and the best draft length
+
+
+def test_break_even_by_hand():
+    a, b = steptime.fit(vanilla()), steptime.fit(grid())
+    # batch 4, gamma 3: (10 + 8 + 1) / (10 + 2 + 1)
+    assert steptime.break_even(a, b, 4, 3) == pytest.approx(19 / 13)
+    assert steptime.break_even(a, b, np.array([1, 4]), 3) == pytest.approx([12.25 / 10.75, 19 / 13])
+    with pytest.raises(ExtrapolationError):
+        steptime.break_even(a, b, 4, 12)
+
+
+def test_break_even_rises_with_the_draft():
+    a, b = steptime.fit(vanilla()), steptime.fit(grid())
+    values = steptime.break_even(a, b, 8, np.array([0, 1, 3, 7]))
+    assert (np.diff(values) > 0).all() and values[0] == pytest.approx(1)
+
+
+def test_best_gamma_by_hand():
+    a, b = steptime.fit(vanilla()), steptime.fit(grid())
+    acceptance = [0.8, 0.4, 0.2, 0.01, 0.0]
+    # batch 1, vanilla 10.75: gamma 1: 1.8 / (11.25 / 10.75) = 1.720; 2: 2.2 / (11.75 / 10.75) = 2.013;
+    # 3: 2.4 / (12.25 / 10.75) = 2.106; 4: 2.41 / (12.75 / 10.75) = 2.032
+    choice = steptime.best_gamma(a, b, 1, acceptance)
+    assert choice.gamma == 3 and choice.speedup == pytest.approx(2.4 * 10.75 / 12.25)
+
+
+def test_best_gamma_is_zero_where_nothing_pays():
+    a, b = steptime.fit(vanilla()), steptime.fit(grid(law=(30.0, 0.5, 0.25)))
+    assert steptime.best_gamma(a, b, 4, [0.5, 0.2]) == (0, 1.0)
+
+
+def test_best_gamma_counts_coverage_in_both_terms():
+    a, b = steptime.fit(vanilla()), steptime.fit(grid())
+    half = steptime.best_gamma(a, b, 4, [0.9], coverage=0.5)
+    assert half.speedup == pytest.approx((1 + 0.45) * 13 / (10 + 0.5 * 6 + 1))
+
+
+# ---- the ladder
+
+
+def test_taxes_by_hand():
+    rows = [
+        row(4, None, setting="vanilla", step_ms=10.0),
+        row(4, None, setting="vanilla_v1", step_ms=11.0),
+        row(4, None, setting="vanilla_v1_sync", step_ms=12.5),
+        row(4, 0, step_ms=15.0),
+    ]
+    taxes = steptime.taxes(rows, 4)
+    assert [t.rung for t in taxes] == ["vanilla", "vanilla_v1", "vanilla_v1_sync", "null"]
+    assert [t.added_ms for t in taxes] == pytest.approx([0, 1, 1.5, 2.5])
+    assert taxes[-1].factor.value == pytest.approx(1.5)
+    assert steptime.taxes(rows[1:], 4) == []
+    assert steptime.taxes(rows, 8) == []
+
+
+def test_ratio_carries_both_intervals():
+    test = row(1, 3, step_ms=20.0, low_ms=20.0 / 1.03, high_ms=20.0 * 1.03)
+    base = row(1, None, step_ms=10.0, low_ms=10.0 / 1.04, high_ms=10.0 * 1.04)
+    got = steptime.ratio(test, base)
+    assert got.value == pytest.approx(2.0)
+    assert math.log(got.high / got.value) == pytest.approx(math.hypot(math.log(1.03), math.log(1.04)))
+
+
+# ---- the grid as cells
+
+
+def profile(**step_time) -> Profile:
+    return Profile(
+        profile="test",
+        engine=Engine(max_model_len=1024, max_num_seqs=8, enforce_eager=step_time.pop("eager", True)),
+        step_time=StepTime(**{"architectures": ("opt-125m",), "batch_sizes": (1, 8), "draft_tokens": (0, 3)} | step_time),
+    )
+
+
+def test_every_length_is_walked_through_one_engine():
+    cells = steptime.cells(profile())
+    walking = [c for c in cells if c.setting == "walking"]
+    assert {engine_key(c) for c in walking} == {engine_key(walking[0])}
+    assert walking[0].engine.speculative.num_speculative_tokens == 3
+    assert sorted((c.batch_size, c.draft_tokens, c.uneven) for c in walking) == [
+        (1, 0, False), (1, 3, False), (8, 0, False), (8, 3, False), (8, 3, True),
+    ]  # fmt: skip
+    assert [c.batch_size for c in cells if c.setting == "vanilla"] == [8, 1]
+    assert all(c.workload.num_prompts == c.batch_size and c.ignore_eos for c in cells)
+    assert all(c.engine.model == Model(source="shape", name="opt-125m") for c in cells)
+
+
+def test_graphs_get_uneven_drafts_of_every_length_and_engines_of_their_own():
+    cells = steptime.cells(profile(eager=False, draft_tokens=(0, 1, 3, 7), full_draft_tokens=(3, 7)))
+    assert {c.draft_tokens for c in cells if c.uneven} == {3, 7}
+    exact = [c for c in cells if c.engine.speculative and c.engine.speculative.num_speculative_tokens == 3]
+    assert {(c.draft_tokens, c.uneven) for c in exact} == {(3, False)}
+    assert len({engine_key(c) for c in cells}) == 3
+
+
+def test_the_ladder_is_measured_where_asked():
+    cells = steptime.cells(profile(architectures=("opt-125m", "Qwen2.5-0.5B")), ladder_of=["opt-125m"])
+    named = {(c.engine.model.name, c.setting) for c in cells}
+    assert ("opt-125m", "vanilla_v1_sync") in named and ("Qwen2.5-0.5B", "vanilla_v1_sync") not in named
+
+
+def test_a_cell_is_long_enough_and_never_near_the_length_limit():
+    p = profile(contexts=(500,), batch_sizes=(8,), num_steps=10)
+    for cell in steptime.cells(p):
+        # 8 x 500 tokens need at least one step of 4096, so 15 steps are the least
+        assert cell.output_tokens >= 10 + steptime.NUM_WARM_STEPS + 1
+        assert cell.engine.max_model_len >= 500 + cell.output_tokens + (cell.draft_tokens or 0) + 1
+
+
+def test_prefill_steps_by_hand():
+    # budget 100, two requests of 100: first step reads one; then it verifies 10 a step, 90 remain for the other
+    assert steptime._num_prefill_steps(2, 100, 10, 100) == 3
+    assert steptime._num_prefill_steps(1, 100, 1, 4096) == 1
+
+
+def test_contexts_of_single_architectures():
+    p = profile(architectures=("opt-125m", "Qwen2.5-0.5B"), contexts=(64,), contexts_of={"Qwen2.5-0.5B": (64, 512)})
+    seen = {(c.engine.model.name, c.workload.input_tokens) for c in steptime.cells(p)}
+    assert seen == {("opt-125m", 64), ("Qwen2.5-0.5B", 64), ("Qwen2.5-0.5B", 512)}
+
+
+def test_names_and_impossible_grids_are_refused():
+    p = profile()
+    assert steptime.model_of(p, "Llama-3.3-70B:fp8").quantization == "fp8"
+    assert steptime.model_of(p, p.model.name) == p.model
+    with pytest.raises(ValueError, match="gpt-9.*opt-125m"):
+        steptime.cells(profile(architectures=("gpt-9",)))
+    small = p.model_copy(update={"engine": p.engine.model_copy(update={"max_num_batched_tokens": 16})})
+    with pytest.raises(ValueError, match="max_num_batched_tokens is 16.*32"):
+        steptime.cells(small)
+
+
+# ---- rows from traces
+
+
+def measured(batch=2, gamma=3, *, modes=None, drafts=None, step_s=0.010, steps=12, accepted=0):
+    """A record and trace: one prefill step, then `steps` decode steps of `step_s`, one request left at the end."""
+    engine = Engine(
+        model=Model(source="shape", name="opt-125m"), enforce_eager=modes is None,
+        speculative={"method": "custom_class", "num_speculative_tokens": 7, "drafter": "WalkingDrafter"},
+    )  # fmt: skip
+    cell = Cell(
+        engine=engine, workload=Workload(name="random", num_prompts=batch, input_tokens=64), output_tokens=40,
+        ignore_eos=True, batch_size=batch, draft_tokens=gamma, setting="walking",
+    )  # fmt: skip
+    t = [0.5, *(0.5 + step_s * (i + 1) for i in range(steps)), 0.5 + step_s * steps + 0.003]
+    count = len(t)
+    drafted = drafts or [batch * gamma] * steps
+    trace = Trace(
+        steps={
+            "t_s": t, "running": [batch] * (count - 1) + [1], "waiting": [0] * count,
+            "prefills": [batch] + [0] * (count - 1),
+            "output_tokens": [batch] + [batch + accepted] * steps + [1],
+            "drafts": [0] + [batch] * steps + [1], "draft_tokens": [0, *drafted, gamma],
+            "accepted_tokens": [0] + [accepted] * steps + [0],
+            "graph_mode": ["", *(modes or [""] * steps), ""], "padded_tokens": [0] * count,
+        }
+    )  # fmt: skip
+    record = Record(
+        cell=cell, status="ok", wall_s=t[-1], has_trace=True,
+        resolved=Resolved(
+            vllm_version="0", runner="V1", async_scheduling=False, cudagraph_mode="NONE", enforce_eager=modes is None
+        ),
+        provenance=Provenance(measured="2026-01-01T00:00:00Z", cpu="c", num_cpus=2),
+    )  # fmt: skip
+    return record, trace
+
+
+def test_a_row_is_the_median_of_full_decode_steps():
+    (row,) = steptime.rows(*measured())
+    assert row.step_ms == pytest.approx(10.0)
+    assert (row.batch, row.verified, row.mode, row.gamma) == (2, 8, "NONE", 3)
+    assert row.num_steps == 12 - steptime.NUM_WARM_STEPS
+    assert row.hardware == "c (2 cores)"
+    assert row.context == pytest.approx(64 + 1 + (5 + 12) / 2)  # the middle of steps 5..12
+    assert row.parameters_b == pytest.approx(shapes.num_parameters(shapes.SHAPES["opt-125m"]) / 1e9)
+
+
+def test_verified_is_what_the_trace_tells_and_not_what_was_asked():
+    (row,) = steptime.rows(*measured(drafts=[4] * 12))
+    assert row.verified == 6
+
+
+def test_graph_modes_make_rows_of_their_own():
+    rows = steptime.rows(*measured(modes=["FULL"] * 8 + ["PIECEWISE"] * 4))
+    assert [(r.mode, r.num_steps) for r in rows] == [("FULL", 4), ("PIECEWISE", 4)]
+
+
+def test_too_short_a_cell_gives_no_row():
+    assert steptime.rows(*measured(steps=6)) == []
+    record, trace = measured()
+    assert steptime.rows(record.model_copy(update={"status": "oom"}), trace) == []
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0.1, 1e3), min_size=3, max_size=60))
+def test_the_median_lies_in_its_interval(values):
+    middle, low, high = steptime._median(np.array(values))
+    assert min(values) <= low <= middle <= high <= max(values)
+    assert middle == pytest.approx(np.median(values))
+
+
+def test_find_picks_by_all_keys():
+    rows = [row(4, 7, mode="FULL"), row(4, 7, mode="PIECEWISE", num_speculative_tokens=12), row(4, 7, uneven=True)]
+    assert steptime.find(rows, setting="walking", batch=4, gamma=7, exact=False).mode == "PIECEWISE"
+    assert steptime.find(rows, setting="walking", batch=4, gamma=7, uneven=True).uneven
+    assert steptime.find(rows, setting="vanilla", batch=4) is None
+
+
+# ---- speedup = tau / R
+
+
+def steady(step_s, outputs, running=2, steps=10, prefill_s=0.0):
+    t = [prefill_s + step_s * i for i in range(steps + 1)]
+    t[0] = max(t[0], 1e-9)
+    return Trace(
+        steps={
+            "t_s": t, "running": [running] * (steps + 1), "prefills": [running] + [0] * steps,
+            "output_tokens": [running] + [outputs] * steps, "draft_tokens": [0] * (steps + 1),
+        }
+    )  # fmt: skip
+
+
+def test_identity_holds_exactly_at_constant_concurrency():
+    got = steptime.identity(steady(0.030, 4), steady(0.020, 2))
+    assert (got.tau, got.r) == (pytest.approx(2.0), pytest.approx(1.5))
+    assert got.predicted == pytest.approx(4 / 3)
+    assert got.decode_speedup == pytest.approx(got.predicted)
+    assert got.shared == 1
+
+
+def test_prefill_moves_the_whole_run_and_not_the_decode_speedup():
+    got = steptime.identity(steady(0.030, 4, prefill_s=1.0), steady(0.020, 2, prefill_s=1.0))
+    assert got.decode_speedup == pytest.approx(4 / 3)
+    assert got.speedup != pytest.approx(4 / 3, rel=0.05)
+    with pytest.raises(ValueError, match="share no number"):
+        steptime.identity(steady(0.03, 4), steady(0.02, 3, running=3))
+
+
+# ---- the published steps
+
+
+def test_published_lines_give_the_published_steps():
+    law = steptime.PUBLISHED["Llama-3.3-70B"]
+    assert law.predict(256, 256) == pytest.approx(14 + 0.0617 * 256)  # 29.8 against 31 ms
+    low, high = steptime.PUBLISHED_STEPS_MS["vanilla"]
+    assert low * 0.9 < law.predict(256, 256) < high * 1.1
+    # 7 drafted tokens for all of 256 requests: R is far outside the stated 1.25 to 1.40
+    assert steptime.break_even(law, law, 256, 7) == pytest.approx((14 + 0.0617 * 2048) / (14 + 0.0617 * 256))
+    assert steptime.break_even(law, law, 256, 7) > 4
+    assert "re-analysis" in law.source
