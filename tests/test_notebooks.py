@@ -1,0 +1,48 @@
+"""Saved notebooks: one run, top to bottom, readable, and free of the machine they ran on."""
+
+import json
+from pathlib import Path
+
+import nbformat
+import pytest
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+MACHINE_PATHS = ("/root/", "/work/", "/home/", "/tmp/")
+MAX_CODE_LINES = 30
+
+pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def cells(path: Path, kind: str) -> list:
+    """The cells of one kind that hold anything."""
+    notebook = nbformat.read(path, as_version=4)
+    return [cell for cell in notebook.cells if cell.cell_type == kind and cell.source.strip()]
+
+
+def test_has_one_parameters_cell(path):
+    tagged = [c for c in cells(path, "code") if "parameters" in c.metadata.get("tags", [])]
+    assert len(tagged) == 1, "papermill injects after the cell tagged 'parameters'"
+
+
+def test_ran_top_to_bottom(path):
+    counts = [c.execution_count for c in cells(path, "code")]
+    assert counts == list(range(1, len(counts) + 1)), "run all cells in a fresh kernel, then save"
+
+
+def test_holds_no_error(path):
+    errors = [o.ename for c in cells(path, "code") for o in c.outputs if o.output_type == "error"]
+    assert not errors
+
+
+def test_explains_itself(path):
+    assert len(cells(path, "markdown")) >= len(cells(path, "code")), "fewer markdown than code cells"
+
+
+def test_outputs_name_no_machine(path):
+    outputs = json.dumps([c.outputs for c in cells(path, "code")])
+    assert [p for p in MACHINE_PATHS if p in outputs] == []
+
+
+def test_code_cells_are_short(path):
+    longest = max(c.source.count("\n") + 1 for c in cells(path, "code"))
+    assert longest <= MAX_CODE_LINES, "move it to lib/"
