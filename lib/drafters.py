@@ -229,8 +229,10 @@ class WalkingDrafter(NullDrafter):
         self._most = vllm_config.speculative_config.num_speculative_tokens
         self._vocab_size = vllm_config.model_config.get_vocab_size()
         path = os.environ.get(WALK_FILE)
-        if not path or not Path(path).is_file():
-            raise OptionError(f"{WALK_FILE} is {path!r}, allowed: a file that drafters.set_walk has written")
+        if not path:
+            raise OptionError(f"{WALK_FILE} is missing, allowed: the path of the file that set_walk writes")
+        if not Path(path).exists():
+            set_walk(path, 0)
         self._walk = np.memmap(path, dtype=np.int32, mode="r", shape=2)
 
     def propose(
@@ -401,31 +403,43 @@ def _longest_earliest(tokens, lengths, num_new, low, high, gamma, max_model_len,
     written. The rule of vLLM's runner V1 (`vllm.v1.spec_decode.ngram_proposer`); runner V2 takes the latest
     match instead.
     """
+    step = 1 if low > 1 else 0  # a match of two tokens or more is looked for by its last two
     for row in range(lengths.shape[0]):
         num_drafted[row] = 0
         total = lengths[row]
         room = min(gamma, max_model_len - total)
-        if num_new[row] == 0 or total < low or room <= 0:
+        if num_new[row] == 0 or total <= low or room <= 0:
             continue
-        last = tokens[row, total - 1]
+        text = tokens[row, :total]
+        last, second = text[total - 1], text[total - 1 - step]
+        ends, seconds = text[step : total - 1], text[: total - 1 - step]
         longest, end = 0, 0
-        for i in range(total - 1):
-            if tokens[row, i] != last:
+        for start in range(0, len(ends), 128):
+            # this loop has no branch, so the compiler vectorises it; most blocks hold no match
+            hits = np.int32(0)
+            for i in range(start, min(start + 128, len(ends))):
+                hits |= np.int32(((ends[i] ^ last) | (seconds[i] ^ second)) == 0)
+            if not hits:
                 continue
-            most = min(high, i + 1)
-            n = 1
-            while n < most and tokens[row, i - n] == tokens[row, total - 1 - n]:
-                n += 1
-            if n > longest:
-                longest, end = n, i
-                if n == high:
-                    break
+            for i in range(start, min(start + 128, len(ends))):
+                if (ends[i] != last) | (seconds[i] != second):
+                    continue
+                here, n = i + step, 1 + step
+                most = min(high, here + 1)
+                while n < most and text[here - n] == text[total - 1 - n]:
+                    n += 1
+                if n > longest:
+                    longest, end = n, here
+                    if n == high:
+                        break
+            if longest == high:
+                break
         if longest < low:
             continue
         room = min(room, total - 1 - end)
         num_drafted[row] = room
         for i in range(room):
-            drafts[row, i] = tokens[row, end + 1 + i]
+            drafts[row, i] = text[end + 1 + i]
 
 
 class PaddedNgram(_Padded):
