@@ -1,0 +1,179 @@
+"""Command line: `python -m lib COMMAND`. Every command works from the top folder without a path set by hand."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from lib import corpus, engines, models, params, records, workloads
+
+NOTEBOOKS = records.ROOT / "notebooks"
+# One sentence and exit code 2 for what the reader can mend.
+EXPECTED = (params.ParamsError, engines.StoreBusy, corpus.CorpusError, models.ModelError, workloads.WorkloadError)
+
+
+def _notebooks(only: Sequence[str] | None) -> list[Path]:
+    found = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+    if only:
+        known = {path.name[:2]: path for path in found}
+        for number in only:
+            if number not in known:
+                raise params.ParamsError(f"--only is {number!r}, allowed: {', '.join(known)}")
+        found = [known[number] for number in only]
+    return found
+
+
+def tidy(notebook: dict) -> None:
+    """Drop what differs between two equal runs: papermill's and the front end's time stamps and paths."""
+    notebook.metadata.pop("papermill", None)
+    notebook.metadata.pop("widgets", None)
+    for cell in notebook.cells:
+        cell.metadata.pop("papermill", None)
+        cell.metadata.pop("execution", None)
+        tags = [tag for tag in cell.metadata.get("tags", []) if tag != "papermill-error-cell-tag"]
+        if tags:
+            cell.metadata["tags"] = tags
+
+
+def reproduce(options: argparse.Namespace) -> int:
+    """Execute the notebooks with papermill, in order; print what each took."""
+    import nbformat
+    import papermill
+
+    profile = params.load(options.profile)
+    chosen = _notebooks(options.only.split(",") if options.only else None)
+    folder = records.runs_folder(profile.profile) / options.mode
+    folder.mkdir(parents=True, exist_ok=True)
+    took: list[tuple[str, float, str]] = []
+    for number, path in enumerate(chosen, start=1):
+        print(f"[{number}/{len(chosen)}] {path.name} ({options.mode}, profile {profile.profile})", flush=True)
+        begin, outcome = time.monotonic(), "ok"
+        out = folder / path.name
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                papermill.execute_notebook(
+                    str(path), str(out), parameters={"profile": profile.profile, "mode": options.mode},
+                    kernel_name="python3", progress_bar=sys.stderr.isatty(), log_output=options.mode == "measure",
+                    cwd=str(NOTEBOOKS),
+                )  # fmt: skip
+        except papermill.PapermillExecutionError as error:
+            outcome = f"failed: {error.ename}: {error.evalue}"
+            print(outcome, file=sys.stderr)
+        took.append((path.name, time.monotonic() - begin, outcome))
+        if options.save and outcome == "ok":
+            _save(path, nbformat.read(out, as_version=4))
+    print(f"\n{'notebook':34} {'seconds':>8}  outcome")
+    for name, seconds, outcome in took:
+        print(f"{name:34} {seconds:8.1f}  {outcome}")
+    print(f"{'all':34} {sum(seconds for _, seconds, _ in took):8.1f}")
+    return 0 if all(outcome == "ok" for *_, outcome in took) else 1
+
+
+def _save(path: Path, executed) -> None:
+    """Take over the outputs of a run into the notebook itself; the injected parameters stay out."""
+    import nbformat
+
+    tidy(executed)
+    executed.cells = [c for c in executed.cells if "injected-parameters" not in c.metadata.get("tags", [])]
+    count = 0
+    for cell in executed.cells:
+        if cell.cell_type == "code":
+            count += 1
+            cell.execution_count = count
+            for output in cell.outputs:
+                if "execution_count" in output:
+                    output["execution_count"] = count
+            cell.outputs = [o for o in cell.outputs if o.get("name") != "stderr"]
+    nbformat.write(executed, path)
+
+
+def publish(options: argparse.Namespace) -> int:
+    """Copy the records of a run to figures/data, where replay reads them."""
+    profile = params.load(options.profile)
+    count = records.publish(profile.profile)
+    print(f"{count} records of profile {profile.profile} are in figures/data/{profile.profile}")
+    return 0
+
+
+def snapshot(options: argparse.Namespace) -> int:
+    """One row a record, raw counters and what was asked, as CSV or Parquet."""
+    profile = params.load(options.profile)
+    table = records.snapshot(engines.store(profile, options.mode).all())
+    target = Path(options.out)
+    table.to_parquet(target) if target.suffix == ".parquet" else table.to_csv(target, index=False)
+    print(f"{len(table)} records written to {target}")
+    return 0
+
+
+def status(options: argparse.Namespace) -> int:
+    """What a profile's store holds, by setting and status."""
+    profile = params.load(options.profile)
+    held = engines.store(profile, options.mode).all()
+    table: dict[str, dict[str, int]] = {}
+    for record in held:
+        counts = table.setdefault(record.cell.setting, {})
+        counts[record.status] = counts.get(record.status, 0) + 1
+    if options.json:
+        print(json.dumps(table, indent=1, sort_keys=True))
+    else:
+        for name, counts in sorted(table.items()):
+            print(f"{name:28} " + "  ".join(f"{n} {what}" for what, n in sorted(counts.items())))
+        print(f"{len(held)} records")
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="python -m lib",
+        description="Should I switch speculation on? Measure vLLM engines, replay drafters, get an answer.",
+        epilog="Exit codes: 0 all well, 1 something failed and is named, 2 an input or the store needs mending.",
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, function, help_text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=help_text, description=function.__doc__)
+        sub.set_defaults(function=function)
+        return sub
+
+    def with_profile(sub: argparse.ArgumentParser, mode: str | None = None) -> argparse.ArgumentParser:
+        sub.add_argument("profile", help="a name in params/ or a .yaml file")
+        if mode:
+            sub.add_argument("--mode", choices=("replay", "measure"), default=mode,
+                             help=f"replay: committed records; measure: the run's own (default {mode})")  # fmt: skip
+        return sub
+
+    sub = with_profile(add("reproduce", reproduce, "execute the notebooks with papermill"), "measure")
+    sub.add_argument("--only", help="notebook numbers, e.g. 01,02")
+    sub.add_argument("--save", action="store_true", help="take the executed outputs over into notebooks/")
+    with_profile(add("publish", publish, "copy a run's records to figures/data"))
+    sub = with_profile(add("snapshot", snapshot, "write the records as one CSV or Parquet table"), "replay")
+    sub.add_argument("--out", required=True, help="a .csv or .parquet file")
+    sub = with_profile(add("status", status, "what a profile's store holds"), "measure")
+    sub.add_argument("--json", action="store_true", help="machine-readable")
+    recommend = commands.add_parser("recommend", help="an answer for your own request log", add_help=False)
+    recommend.set_defaults(function=None)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] == ["recommend"]:  # its own parser teaches it
+        from lib import recommend
+
+        return recommend.main(arguments[1:])
+    options = parser().parse_args(arguments)
+    try:
+        return options.function(options)
+    except EXPECTED as error:
+        print(f"{error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""The settings that the notebooks compare, by name: one lever at a time from vanilla as shipped to the full configuration.
+
+vLLM switches its V2 runner and asynchronous scheduling off, silently, for some drafters; so the rungs between are named
+too, and a speedup can be split into what the drafter does and what the switch costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from lib.cells import Cell, Engine, Speculative, Workload
+from lib.params import ParamsError, Profile, _nearest
+
+# Display names; a setting not listed shows its own name.
+LABELS = {
+    "vanilla": "vanilla, as shipped",
+    "vanilla_v1": "vanilla, V1 runner",
+    "vanilla_v1_sync": "vanilla, V1, synchronous",
+    "null": "null drafter",
+    "ngram": "ngram",
+    "suffix": "suffix, memory off",
+    "suffix_cold": "suffix, memory cold",
+    "suffix_warm": "suffix, memory warm",
+    "padded_ngram": "padded ngram",
+    "padded_suffix": "padded suffix",
+    "full": "full configuration",
+}
+
+
+def _ngram(p: Profile, **changes) -> Speculative:
+    n = p.ngram
+    values = {
+        "num_speculative_tokens": n.num_speculative_tokens,
+        "prompt_lookup_min": n.prompt_lookup_min,
+        "prompt_lookup_max": n.prompt_lookup_max,
+    }
+    return Speculative(method="ngram", **(values | changes))
+
+
+def _suffix(p: Profile, memory: str = "off", gamma: int | None = None) -> Speculative:
+    s = p.suffix
+    return Speculative(
+        method="suffix",
+        num_speculative_tokens=gamma or s.num_speculative_tokens,
+        suffix_decoding_max_tree_depth=s.max_tree_depth,
+        suffix_decoding_max_spec_factor=s.max_spec_factor,
+        suffix_decoding_min_token_prob=s.min_token_prob,
+        suffix_decoding_max_cached_requests=0 if memory == "off" else s.max_cached_requests,
+    )
+
+
+def _drafter(p: Profile, name: str, gamma: int, **options) -> Speculative:
+    return Speculative(
+        method="custom_class", num_speculative_tokens=gamma, drafter=name, drafter_options=options
+    )
+
+
+def _ngram_options(p: Profile) -> dict:
+    return {"prompt_lookup_min": p.ngram.prompt_lookup_min, "prompt_lookup_max": p.ngram.prompt_lookup_max}
+
+
+def _suffix_options(p: Profile) -> dict:
+    s = p.suffix
+    return {
+        "max_tree_depth": s.max_tree_depth, "max_spec_factor": s.max_spec_factor,
+        "min_token_prob": s.min_token_prob, "max_cached_requests": 0,
+    }  # fmt: skip
+
+
+def setting(p: Profile, name: str) -> tuple[Engine, str | None]:
+    """The engine and the suffix-memory arm of a setting.
+
+    Names: vanilla, vanilla_v1, vanilla_v1_sync, null, ngram, ngram_g<gamma>, ngram_min<n>, ngram_gpu, suffix,
+    suffix_cold, suffix_warm, suffix_g<gamma>, suffix_<cudagraph mode>, walking, plain_ngram[_g<gamma>],
+    padded_ngram[_g<gamma>], plain_suffix[_g<gamma>], padded_suffix[_g<gamma>], full, full_gmu_default.
+    Raises ParamsError for a name it does not know.
+    """
+    base, gamma = p.base_engine, p.ngram.num_speculative_tokens
+
+    def with_(speculative: Speculative | None = None, memory: str | None = None, **changes) -> tuple[Engine, str | None]:
+        # copy-by-validation, so that impossible pairs are refused here and not by the engine
+        return Engine.model_validate(base.model_dump() | {"speculative": speculative} | changes), memory
+
+    modes = {"none": "NONE", "piecewise": "PIECEWISE", "full": "FULL", "full_and_piecewise": "FULL_AND_PIECEWISE"}
+    fixed: dict[str, Callable[[], tuple[Engine, str | None]]] = {
+        "vanilla": lambda: with_(),
+        "vanilla_v1": lambda: with_(runner="v1"),
+        "vanilla_v1_sync": lambda: with_(runner="v1", async_scheduling=False),
+        "null": lambda: with_(_drafter(p, "NullDrafter", gamma)),
+        "walking": lambda: with_(_drafter(p, "WalkingDrafter", max(*p.step_time.draft_tokens, 1))),
+        "ngram": lambda: with_(_ngram(p)),
+        "ngram_gpu": lambda: with_(_ngram(p).model_copy(update={"method": "ngram_gpu"})),
+        "suffix": lambda: with_(_suffix(p), "off"),
+        "suffix_cold": lambda: with_(_suffix(p, "cold"), "cold"),
+        "suffix_warm": lambda: with_(_suffix(p, "warm"), "warm"),
+        "full": lambda: with_(
+            _suffix(p, "cold"), "cold",
+            cudagraph_mode=None if base.enforce_eager else "PIECEWISE",
+            gpu_memory_utilization=None if base.in_process else 0.80,
+        ),
+        "full_gmu_default": lambda: with_(
+            _suffix(p, "cold"), "cold", cudagraph_mode=None if base.enforce_eager else "PIECEWISE"
+        ),
+    }  # fmt: skip
+    if name in fixed:
+        return fixed[name]()
+    for prefix, drafter, options in (
+        ("padded_ngram", "PaddedNgram", _ngram_options(p)),
+        ("plain_ngram", "PaddedNgram", _ngram_options(p) | {"fill": "none"}),
+        ("padded_suffix", "PaddedSuffix", _suffix_options(p)),
+        ("plain_suffix", "PaddedSuffix", _suffix_options(p) | {"fill": "none"}),
+    ):
+        rest = name.removeprefix(prefix)
+        if name.startswith(prefix) and (rest == "" or (rest.startswith("_g") and rest[2:].isdigit())):
+            return with_(_drafter(p, drafter, int(rest[2:] or gamma), **options))
+    if name.startswith("ngram_g") and name[7:].isdigit():
+        return with_(_ngram(p, num_speculative_tokens=int(name[7:])))
+    if name.startswith("ngram_min") and name[9:].isdigit():
+        return with_(_ngram(p, prompt_lookup_min=int(name[9:])))
+    if name.startswith("suffix_g") and name[8:].isdigit():
+        return with_(_suffix(p, gamma=int(name[8:])), "off")
+    if name.startswith("suffix_") and name[7:] in modes:
+        return with_(_suffix(p), "off", cudagraph_mode=modes[name[7:]], num_gpu_blocks_override=p.fixed_num_gpu_blocks)
+    if name.startswith("vanilla_") and name[8:] in modes:
+        return with_(None, None, cudagraph_mode=modes[name[8:]], num_gpu_blocks_override=p.fixed_num_gpu_blocks)
+    if name.startswith("suffix_gmu") and name[10:].isdigit():
+        return with_(_suffix(p), "off", gpu_memory_utilization=int(name[10:]) / 100)
+    if name.startswith("vanilla_gmu") and name[11:].isdigit():
+        return with_(None, None, gpu_memory_utilization=int(name[11:]) / 100)
+    raise ParamsError(f"setting is {name!r}{_nearest(name, fixed)}, allowed: {', '.join(fixed)}, and their variants")
+
+
+def cells(
+    p: Profile,
+    settings: Iterable[str],
+    *,
+    workloads: Iterable[str] | None = None,
+    seeds: Iterable[int] | None = None,
+    batch_sizes: Iterable[int] | None = None,
+    repeats: int = 1,
+    keep_tokens: bool = False,
+    form: str | None = None,
+) -> list[Cell]:
+    """Engine cells of `settings` x workloads x seeds x batch sizes x repeats; what is not given is the profile's."""
+    made = []
+    for name in settings:
+        engine, memory = setting(p, name)
+        for repeat in range(repeats):
+            for batch in batch_sizes or p.batch_sizes:
+                for seed in seeds if seeds is not None else p.seeds:
+                    for workload in workloads or p.workloads:
+                        made.append(
+                            Cell(
+                                engine=engine.model_copy(update={"repeat": repeat}),
+                                workload=Workload(
+                                    name=workload,
+                                    form=form or p.form,
+                                    num_prompts=p.prompts_at(batch),
+                                    input_tokens=p.input_tokens,
+                                    seed=seed,
+                                    reuse_prompts=p.reuse_prompts,
+                                ),
+                                output_tokens=p.output_tokens,
+                                ignore_eos=p.ignore_eos,
+                                batch_size=batch,
+                                memory=memory,
+                                keep_tokens=keep_tokens,
+                                setting=name,
+                            )
+                        )
+    return made
+
+
+def spread(p: Profile, settings: Iterable[str], **options) -> list[Cell]:
+    """All workloads and seeds at the profile's batch sizes, and its batch sweep on the sweep workloads, first seed."""
+    settings = list(settings)
+    made = cells(p, settings, **options)
+    if p.batch_sweep:
+        swept = options | {"workloads": p.sweep_workloads, "seeds": p.seeds[:1], "repeats": 1}
+        made += cells(p, settings, **swept | {"batch_sizes": p.batch_sweep})
+    return made
+
+
+def narrow(p: Profile, settings: Iterable[str], **options) -> list[Cell]:
+    """The sweep workloads with the first seed only, at the profile's batch sizes: for levers with many values."""
+    return cells(p, settings, **{"workloads": p.sweep_workloads, "seeds": p.seeds[:1]} | options)
+
+
+def notebook_cells(p: Profile, notebook: str) -> list[Cell]:
+    """The engine cells that notebook `01` to `04` measures."""
+    baseline = spread(p, ["vanilla"])
+    match notebook:
+        case "01":
+            return spread(p, ["vanilla"], repeats=p.repeats)
+        case "02":
+            lengths = [f"ngram_g{n}" for n in p.draft_lengths if n != p.ngram.num_speculative_tokens]
+            return baseline + spread(p, ["ngram"]) + narrow(p, [*lengths, "ngram_min1"])
+        case "03":
+            first = p.seeds[:1]
+            return (
+                baseline
+                + spread(p, ["ngram", "suffix"])
+                + cells(p, ["suffix_cold", "suffix_warm"], seeds=first)
+                + narrow(p, ["suffix_g8", "suffix_g12"])
+            )
+        case "04":
+            modes = [f"suffix_{mode.lower()}" for mode in p.cudagraph_modes]
+            memory = [f"suffix_gmu{round(100 * share)}" for share in p.gpu_memory_utilizations]
+            rungs = [rung for rung in p.rungs if rung != "vanilla"]
+            return baseline + spread(p, rungs) + narrow(p, [*modes, *memory])
+    raise ParamsError(f"notebook is {notebook!r}, allowed: 01, 02, 03, 04")
+
+
+def named(records: Iterable, setting: str, **where) -> list:
+    """The records of a setting, optionally of one `workload`, `batch_size`, `seed` or `repeat`."""
+    found = [r for r in records if r.cell.setting == setting and r.status == "ok"]
+    for key, value in where.items():
+        place = {"workload": lambda r: r.cell.workload.name, "seed": lambda r: r.cell.workload.seed,
+                 "batch_size": lambda r: r.cell.batch_size, "repeat": lambda r: r.cell.engine.repeat}[key]  # fmt: skip
+        found = [r for r in found if place(r) == value]
+    return found

@@ -1,0 +1,308 @@
+"""Measurement records: raw counters, timings, settings as resolved, provenance. One JSON file an engine cell.
+
+Derived numbers are never stored; `metrics` recomputes them. A record is written whole or not at all. Beside it may lie a
+*trace* (`<stem>.trace.json.gz`): one row an engine step and, where asked for, the token ids, written before the record.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from lib.cells import Cell, Frozen
+
+SCHEMA_VERSION = 1
+ROOT = Path(__file__).resolve().parent.parent
+Status = Literal["ok", "oom", "timeout", "crashed", "invalid", "interrupted"]
+
+
+class Counters(Frozen):
+    """Differences of vLLM's counters over the whole run of the cell (never one log interval)."""
+
+    num_output_tokens: int
+    num_prompt_tokens: int
+    num_drafts: int = 0  # request-steps that carried a draft
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: tuple[int, ...] = ()
+    num_filling_tokens: int = 0  # padded drafters only: tokens drafted to fill up, part of num_draft_tokens
+    num_engine_steps: int  # scheduler iterations, prefill included
+    num_request_steps: int  # request-steps that produced tokens
+    request_steps_source: Literal["engine", "output_minus_accepted"]
+    num_preemptions: int = 0
+
+
+class Request(Frozen):
+    """One request: token counts, seconds since the cell's start, and why it stopped."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    finish_reason: str | None = None
+    output_hash: str = ""  # of this request's output ids
+    drafted_per_step: tuple[int, ...] | None = None  # where the engine tells (vLLM >= 0.27.2)
+    accepted_per_step: tuple[int, ...] | None = None
+
+
+class Resolved(Frozen):
+    """What the engine made of what it was asked."""
+
+    vllm_version: str
+    runner: Literal["V1", "V2"]
+    async_scheduling: bool
+    cudagraph_mode: str
+    cudagraph_capture_sizes: tuple[int, ...] = ()
+    num_gpu_blocks: int | None = None
+    block_size: int | None = None
+    attention_backend: str | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    dtype: str = ""
+    enforce_eager: bool = False
+    speculative: dict[str, Any] = Field(default_factory=dict)
+    model_checksum: str | None = None
+    num_parameters: int | None = None
+
+
+class Provenance(Frozen):
+    """Where, when and with what. No host name, user name or path."""
+
+    measured: str  # UTC, seconds
+    commit: str = "unknown"
+    dirty: bool | None = None
+    versions: dict[str, str] = Field(default_factory=dict)
+    cpu: str = ""
+    num_cpus: int | None = None
+    gpu: str | None = None
+    num_gpus: int = 0
+    driver: str | None = None
+
+
+class Monitor(Frozen):
+    """Means over the generation window only; absent instruments are None, never zero."""
+
+    window_s: float
+    num_samples: int
+    cpu_pct: float | None = None  # of the engine's process tree; 100 is one core
+    gpu_busy_pct: float | None = None  # NVML: share of time with at least one kernel resident
+    gpu_power_w: float | None = None
+    gpu_energy_j: float | None = None
+    sm_clock_mhz: float | None = None
+    gpu_memory_gib: float | None = None
+
+
+class Record(Frozen):
+    """One engine cell's measurement, or the reason why there is none."""
+
+    schema_version: int = SCHEMA_VERSION
+    cell: Cell
+    status: Status
+    reason: str = ""
+    stderr_tail: tuple[str, ...] = ()
+    wall_s: float | None = None
+    counters: Counters | None = None
+    requests: tuple[Request, ...] = ()
+    output_hash: str = ""  # of all output ids, in prompt order
+    resolved: Resolved | None = None
+    monitor: Monitor | None = None
+    provenance: Provenance
+    engine_start_s: float | None = None
+    order: int = 0  # place of the cell in its engine process: 0 ran first
+    has_trace: bool = False
+
+    @property
+    def cell_id(self) -> str:
+        return self.cell.cell_id
+
+
+class Trace(Frozen):
+    """One row an engine step (columns of equal length), and token ids where the cell kept them.
+
+    Columns: `t_s` end of the step since the cell's start; `running` requests that got tokens in
+    the step, `waiting` ones; `prefills` prompts that ended in the step, -1 where one was still on its way;
+    `output_tokens`; `drafts`, `draft_tokens`, `accepted_tokens`; `graph_mode` as dispatched (FULL,
+    PIECEWISE, NONE, or empty where the engine does not tell); `padded_tokens` the graph's size.
+    """
+
+    steps: dict[str, list] = Field(default_factory=dict)
+    prompt_token_ids: list[list[int]] | None = None
+    output_token_ids: list[list[int]] | None = None
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write to a temporary file, fsync, rename: after a power cut the file is whole or absent."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+class Store:
+    """A folder of records. `Store(path)` reads lazily; damaged files are set aside with a warning."""
+
+    def __init__(self, folder: Path | str):
+        self.folder = Path(folder)
+
+    def save(self, record: Record, trace: Trace | None = None) -> Path:
+        """Write `record` (and its `trace` first); a later record of the same cell replaces the earlier one."""
+        stem = record.cell.file_stem
+        if trace is not None:
+            packed = gzip.compress(trace.model_dump_json(exclude_none=True).encode(), mtime=0)
+            write_atomically(self.folder / f"{stem}.trace.json.gz", packed)
+            record = record.model_copy(update={"has_trace": True})
+        path = self.folder / f"{stem}.json"
+        write_atomically(path, (record.model_dump_json(exclude_defaults=True, indent=1) + "\n").encode())
+        self.__dict__.pop("_by_id", None)
+        return path
+
+    @cached_property
+    def _by_id(self) -> dict[str, tuple[Path, Record]]:
+        found: dict[str, tuple[Path, Record]] = {}
+        for path in sorted(self.folder.glob("*.json")):
+            record = self._read(path)
+            if record is None:
+                continue
+            held = found.get(record.cell_id)
+            if held is None or (record.status == "ok", record.provenance.measured) > (
+                held[1].status == "ok",
+                held[1].provenance.measured,
+            ):
+                found[record.cell_id] = (path, record)
+        return found
+
+    def _read(self, path: Path) -> Record | None:
+        try:
+            record = Record.model_validate_json(path.read_bytes())
+        except (ValidationError, OSError) as error:
+            aside = path.with_suffix(".damaged")
+            why = str(error).splitlines()[0]
+            warnings.warn(f"{path.name} is not a whole record and is set aside as {aside.name}: {why}", stacklevel=3)
+            if os.access(path.parent, os.W_OK):
+                path.rename(aside)
+            return None
+        if record.schema_version != SCHEMA_VERSION:
+            raise ValueError(
+                f"{path.name}: schema_version is {record.schema_version}, allowed: {SCHEMA_VERSION} (measure again)"
+            )
+        if path.stem.rsplit(".", 1)[-1] != record.cell_id:
+            warnings.warn(f"{path.name} holds cell {record.cell_id}: it was edited or renamed; not used", stacklevel=3)
+            return None
+        return record
+
+    def refresh(self) -> None:
+        """Forget what was read, e.g. after another process wrote records."""
+        self.__dict__.pop("_by_id", None)
+
+    def get(self, cell: Cell) -> Record | None:
+        """The record of `cell` under the cell's own display name, or None."""
+        held = self._by_id.get(cell.cell_id)
+        return held[1].model_copy(update={"cell": cell}) if held else None
+
+    def trace(self, record: Record) -> Trace:
+        """The trace of `record`; KeyError if it kept none."""
+        held = self._by_id.get(record.cell_id)
+        if held is None or not held[1].has_trace:
+            raise KeyError(f"no trace is stored for engine cell {record.cell.file_stem}")
+        path = held[0].with_name(held[0].stem + ".trace.json.gz")
+        return Trace.model_validate_json(gzip.decompress(path.read_bytes()))
+
+    def all(self) -> list[Record]:
+        return [record for _, record in self._by_id.values()]
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+
+def data_folder(profile: str) -> Path:
+    """Where the committed records of a profile lie: figures/data/<profile>."""
+    return ROOT / "figures" / "data" / profile
+
+
+def runs_folder(profile: str) -> Path:
+    """Where a measuring run keeps its records, logs and executed notebooks: runs/<profile> (ignored by git)."""
+    return Path(os.environ.get("SPECULATION_RUNS", ROOT / "runs")) / profile
+
+
+def load(profile: str, cells: Iterable[Cell]) -> list[Record]:
+    """Committed records of `cells`, in order; cells without one are named on stderr and left out."""
+    return select(Store(data_folder(profile)), cells)
+
+
+def select(store: Store, cells: Iterable[Cell]) -> list[Record]:
+    """The store's records of `cells`, in order; what is missing or failed is named on stderr, not raised."""
+    found, missing = [], []
+    for cell in cells:
+        record = store.get(cell)
+        if record is None:
+            missing.append(f"{cell.setting} {cell.workload.name} (batch {cell.batch_size}, seed {cell.workload.seed})")
+        else:
+            found.append(record)
+    if missing:
+        print(f"no record of {len(missing)} engine cells: {'; '.join(missing[:4])} ...", file=sys.stderr)
+    failed = [f"{r.cell.setting} {r.cell.workload.name}: {r.status}, {r.reason}" for r in found if r.status != "ok"]
+    if failed:
+        print(f"{len(failed)} engine cells failed: {'; '.join(failed[:4])}", file=sys.stderr)
+    return found
+
+
+def publish(profile: str) -> int:
+    """Copy the records of runs/<profile> to figures/data/<profile>; returns how many. Earlier ones stay."""
+    source, target = runs_folder(profile) / "records", data_folder(profile)
+    store, count = Store(source), 0
+    for path, record in store._by_id.values():
+        trace = path.with_name(path.stem + ".trace.json.gz")
+        if trace.exists():
+            write_atomically(target / trace.name, trace.read_bytes())
+        write_atomically(target / path.name, path.read_bytes())
+        count += record.status == "ok"
+    return count
+
+
+def snapshot(records: Iterable[Record]) -> Any:
+    """One row a record (pandas): what was asked, raw counters and wall, for CSV or Parquet."""
+    import pandas as pd
+
+    rows = []
+    for r in records:
+        c, e, w = r.counters, r.cell.engine, r.cell.workload
+        row = {
+            "cell_id": r.cell_id, "setting": r.cell.setting, "status": r.status, "reason": r.reason,
+            "workload": w.name, "form": w.form, "seed": w.seed, "num_prompts": w.num_prompts,
+            "input_tokens": w.input_tokens, "output_tokens": r.cell.output_tokens, "batch_size": r.cell.batch_size,
+            "memory": r.cell.memory, "draft_tokens": r.cell.draft_tokens, "uneven": r.cell.uneven,
+            "model": e.model.name, "dtype": e.dtype, "repeat": e.repeat, "wall_s": r.wall_s,
+            "measured": r.provenance.measured,
+        }  # fmt: skip
+        if c is not None:
+            row |= c.model_dump()
+        if r.monitor is not None:
+            row |= r.monitor.model_dump()
+        if r.resolved is not None:
+            keys = ("runner", "async_scheduling", "cudagraph_mode", "num_gpu_blocks", "vllm_version")
+            row |= {f"resolved_{k}": getattr(r.resolved, k) for k in keys}
+        rows.append(row)
+    return pd.DataFrame(rows)
+

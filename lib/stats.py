@@ -1,0 +1,165 @@
+"""Paired ratios and seeded bootstrap intervals: seeds are resampled first, prompts within them second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lib import metrics
+from lib.records import Record
+
+NUM_RESAMPLES = 2000
+
+
+class Estimate(NamedTuple):
+    """A value with its 95 % interval and the number of independent units behind it."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+    def __format__(self, spec: str) -> str:
+        spec = spec or ".2f"
+        if not np.isfinite(self.low):
+            return f"{self.value:{spec}} (n={self.n})"
+        return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+
+    def __str__(self) -> str:
+        return format(self, "")
+
+
+def bootstrap(
+    groups: Sequence[np.ndarray],
+    statistic: Callable[[np.ndarray], float],
+    *,
+    resamples: int = NUM_RESAMPLES,
+    seed: int = 0,
+) -> Estimate:
+    """Percentile interval of `statistic` over rows, resampling groups (seeds), then rows (prompts) within them.
+
+    groups: one array a seed, each of shape [prompts, ...]. Raises ValueError without data.
+    """
+    groups = [np.asarray(g, dtype=float) for g in groups if len(g)]
+    if not groups:
+        raise ValueError("groups holds no data, allowed: at least one non-empty group")
+    value = float(statistic(np.concatenate(groups)))
+    rng = np.random.default_rng(seed)
+    draws = np.empty(resamples)
+    for i in range(resamples):
+        chosen = [groups[j] for j in rng.integers(len(groups), size=len(groups))]
+        draws[i] = statistic(np.concatenate([g[rng.integers(len(g), size=len(g))] for g in chosen]))
+    low, high = np.nanpercentile(draws, [2.5, 97.5])
+    return Estimate(value, float(low), float(high), sum(len(g) for g in groups))
+
+
+def _ratio_of_sums(rows: np.ndarray) -> float:
+    return float(rows[:, 0].sum() / rows[:, 1].sum()) if rows[:, 1].sum() else float("nan")
+
+
+def pair(tests: Sequence[Record], bases: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """(test, base) records of the same prompts, batch and output rule; a repeat pairs with the base's repeat if any."""
+
+    def key(r: Record) -> tuple:
+        return (r.cell.workload, r.cell.output_tokens, r.cell.ignore_eos, r.cell.batch_size)
+
+    pairs = []
+    for test in tests:
+        candidates = [b for b in bases if key(b) == key(test) and b.status == "ok"]
+        same = [b for b in candidates if b.cell.engine.repeat == test.cell.engine.repeat] or candidates
+        if same and test.status == "ok":
+            pairs.append((test, same[0]))
+    return pairs
+
+
+def speedup(tests: Sequence[Record], bases: Sequence[Record], *, seed: int = 0) -> Estimate:
+    """Throughput of `tests` over that of `bases` on the same prompts (ratio of pooled output tokens a second).
+
+    The interval comes from paired requests: base TPOT over test TPOT as a ratio of means, resampled over seeds, then
+    prompts, and scaled to the throughput ratio. With several cells, the spread between the cells' own ratios widens it:
+    the larger of the two relative half-widths is taken. Raises ValueError if nothing pairs.
+    """
+    pairs = pair(tests, bases)
+    if not pairs:
+        raise ValueError("tests and bases share no prompts, allowed: records of the same workload, seed and batch size")
+    tokens = np.array([[t.counters.num_output_tokens, b.counters.num_output_tokens] for t, b in pairs], float)
+    walls = np.array([[t.wall_s, b.wall_s] for t, b in pairs])
+    value = float((tokens[:, 0].sum() / walls[:, 0].sum()) / (tokens[:, 1].sum() / walls[:, 1].sum()))
+    groups = []
+    for test, base in pairs:
+        rows = np.column_stack([metrics.tpot_ms(base), metrics.tpot_ms(test)])
+        groups.append(rows[np.isfinite(rows).all(axis=1)])
+    groups = [g for g in groups if len(g)]
+    if not groups:
+        return Estimate(value, float("nan"), float("nan"), len(pairs))
+    requests = bootstrap(groups, _ratio_of_sums, seed=seed)
+    low, high = np.log(requests.low / requests.value), np.log(requests.high / requests.value)
+    if len(pairs) > 1:
+        cells = np.log((tokens[:, 0] / walls[:, 0]) / (tokens[:, 1] / walls[:, 1]))
+        half = 1.96 * cells.std(ddof=1) / np.sqrt(len(cells))
+        low, high = min(low, -half), max(high, half)
+    return Estimate(value, float(value * np.exp(low)), float(value * np.exp(high)), requests.n)
+
+
+def throughput(records: Sequence[Record]) -> Estimate:
+    """Pooled output tokens a second; the interval spans the cells (normal on the log scale), NaN for one cell."""
+    good = [r for r in records if r.status == "ok"]
+    tokens = np.array([r.counters.num_output_tokens for r in good], float)
+    walls = np.array([r.wall_s for r in good])
+    value = float(tokens.sum() / walls.sum())
+    if len(good) < 2:
+        return Estimate(value, float("nan"), float("nan"), len(good))
+    half = 1.96 * np.log(tokens / walls).std(ddof=1) / np.sqrt(len(good))
+    return Estimate(value, float(value * np.exp(-half)), float(value * np.exp(half)), len(good))
+
+
+def _per_request(records: Sequence[Record], rows: Callable[[Record], np.ndarray]) -> list[np.ndarray]:
+    return [rows(r) for r in records if r.status == "ok" and r.requests and r.requests[0].accepted_per_step is not None]
+
+
+def mean_acceptance_length(records: Sequence[Record], *, seed: int = 0) -> Estimate:
+    """K with an interval over seeds, then prompts, where the engine tells per-request counts; else without one."""
+    value = metrics.mean_acceptance_length(metrics.pooled(records))
+
+    def rows(r: Record) -> np.ndarray:
+        return np.array([[sum(q.accepted_per_step) + len(q.drafted_per_step), len(q.drafted_per_step)] for q in r.requests])
+
+    groups = _per_request(records, rows)
+    if not groups or not sum(g[:, 1].sum() for g in groups):
+        return Estimate(value, float("nan"), float("nan"), sum(len(r.requests) for r in records))
+    return bootstrap(groups, _ratio_of_sums, seed=seed)
+
+
+def acceptance_rate(records: Sequence[Record], *, seed: int = 0) -> Estimate:
+    """a with an interval over seeds, then prompts, where the engine tells per-request counts; else without one."""
+    value = metrics.acceptance_rate(metrics.pooled(records))
+
+    def rows(r: Record) -> np.ndarray:
+        return np.array([[sum(q.accepted_per_step), sum(q.drafted_per_step)] for q in r.requests])
+
+    groups = _per_request(records, rows)
+    filled = any(r.counters and r.counters.num_filling_tokens for r in records)
+    if filled or not groups or not sum(g[:, 1].sum() for g in groups):
+        return Estimate(value, float("nan"), float("nan"), sum(len(r.requests) for r in records))
+    return bootstrap(groups, _ratio_of_sums, seed=seed)
+
+
+def noise_floor(arms: Sequence[Sequence[Record]], *, seed: int = 0) -> float:
+    """Largest relative departure from 1 of the throughput ratio of identical cells in two arms (A/A), per cell."""
+    pairs = [
+        metrics.throughput_tok_s(t) / metrics.throughput_tok_s(b)
+        for index, tests in enumerate(arms)
+        for bases in arms[index + 1 :]
+        for t, b in _pair_any_repeat(tests, bases)
+    ]
+    if not pairs:
+        raise ValueError("arms holds no pair of identical cells, allowed: at least two repeats of one cell")
+    return float(np.max(np.abs(np.log(pairs))))
+
+
+def _pair_any_repeat(tests: Sequence[Record], bases: Sequence[Record]) -> list[tuple[Record, Record]]:
+    same = {(b.cell.workload, b.cell.batch_size, b.cell.output_tokens): b for b in bases if b.status == "ok"}
+    found = ((t, same.get((t.cell.workload, t.cell.batch_size, t.cell.output_tokens))) for t in tests if t.status == "ok")
+    return [(t, b) for t, b in found if b is not None]

@@ -1,0 +1,364 @@
+"""One engine process: builds the engine, runs its cells in order, writes each record as the cell ends.
+
+The only module that imports vLLM. `engines` starts it as `python -m lib.worker PLAN`, in its own process group, with the
+environment set before vLLM is imported. It speaks to its parent in JSON lines on the file descriptor named by
+SPECULATION_EVENTS_FD and ends its whole group when the parent is gone (its standard input closes).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from array import array
+from bisect import bisect
+from collections import deque
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lib import drafters, models, monitor, workloads
+from lib.cells import Cell, Workload
+from lib.records import Counters, Provenance, Record, Request, Resolved, Store, Trace
+
+_COUNTERS = {
+    "vllm:spec_decode_num_drafts": "num_drafts",
+    "vllm:spec_decode_num_draft_tokens": "num_draft_tokens",
+    "vllm:spec_decode_num_accepted_tokens": "num_accepted_tokens",
+    "vllm:num_preemptions": "num_preemptions",
+    "vllm:prompt_tokens": "num_prompt_tokens",
+}
+_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
+
+
+def end_group() -> None:
+    """End this process and everything it started, at once."""
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def follow_parent() -> None:
+    """End the whole group when the parent's end of our standard input closes, even if it was killed."""
+
+    def wait() -> None:
+        while os.read(0, 4096):
+            pass
+        end_group()
+
+    threading.Thread(target=wait, name="follow-parent", daemon=True).start()
+
+
+def follow_children(emit) -> None:
+    """A killed EngineCore makes `step` wait for ever: notice that an engine process of ours is gone, say so and end."""
+    import psutil
+
+    children = [p for p in psutil.Process().children() if "resource_tracker" not in " ".join(p.cmdline())]
+
+    def watch() -> None:
+        while all(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in children):
+            time.sleep(0.5)
+        emit(event="died", reason="an engine process died")
+        end_group()
+
+    if children:
+        threading.Thread(target=watch, name="follow-children", daemon=True).start()
+
+
+class StepRecorder:
+    """Keeps what the engine core returns each step, and when (the core's own monotonic clock)."""
+
+    def __init__(self, engine: Any):
+        self._core, self._original = engine.engine_core, engine.engine_core.get_output
+        self.steps: list[Any] = []
+        self.submitted: list[float] = []  # when each request was handed to the engine, same clock
+
+    def __enter__(self) -> StepRecorder:
+        def get_output(*args, **kwargs):
+            outputs = self._original(*args, **kwargs)
+            self.steps.append(outputs)
+            return outputs
+
+        self._core.get_output = get_output
+        return self
+
+    def __exit__(self, *exception) -> None:
+        del self._core.get_output
+
+    def columns(self, start: float) -> tuple[dict[str, list], dict[str, list[float]], int]:
+        """(columns of the trace, first and last token time by internal request id, request-steps)."""
+        names = ("t_s", "running", "waiting", "prefills", "output_tokens", "drafts", "draft_tokens",
+                 "accepted_tokens", "graph_mode", "padded_tokens")  # fmt: skip
+        columns: dict[str, list] = {name: [] for name in names}
+        times: dict[str, list[float]] = {}
+        request_steps, begin = 0, start
+        for step in self.steps:
+            stats = step.scheduler_stats
+            produced = [o for o in step.outputs if o.new_token_ids]
+            if not produced and (stats is None or not stats.num_running_reqs):
+                continue
+            now = step.timestamp - start
+            prefilled = 0
+            for output in produced:
+                if output.request_id not in times:
+                    times[output.request_id] = [now, now]
+                    prefilled += 1
+                times[output.request_id][1] = now
+            request_steps += len(produced)
+            spec = stats.spec_decoding_stats if stats is not None else None
+            graph = stats.cudagraph_stats if stats is not None else None
+            columns["t_s"].append(round(now, 6))
+            columns["running"].append(len(produced))
+            columns["waiting"].append(stats.num_waiting_reqs if stats is not None else 0)
+            # prompts that ended here; -1 where one was still on its way (a chunk of it may have been in the step)
+            on_the_way = bisect(self.submitted, begin) > len(times)
+            columns["prefills"].append(-1 if on_the_way else prefilled)
+            begin = step.timestamp
+            columns["output_tokens"].append(sum(len(o.new_token_ids) for o in produced))
+            columns["drafts"].append(spec.num_drafts if spec else 0)
+            columns["draft_tokens"].append(spec.num_draft_tokens if spec else 0)
+            columns["accepted_tokens"].append(spec.num_accepted_tokens if spec else 0)
+            columns["graph_mode"].append(str(graph.runtime_mode).rsplit(".", 1)[-1] if graph else "")
+            columns["padded_tokens"].append(graph.num_padded_tokens if graph else 0)
+        return columns, times, request_steps
+
+
+def _read_metrics(llm: Any) -> tuple[dict[str, int], list[int]]:
+    totals, per_position = dict.fromkeys(_COUNTERS.values(), 0), []
+    for metric in llm.get_metrics():
+        if metric.name in _COUNTERS:
+            totals[_COUNTERS[metric.name]] += int(metric.value)
+        elif metric.name == _PER_POSITION:
+            per_position = [int(v) for v in metric.values]
+    return totals, per_position
+
+
+def _hash(ids: list[int]) -> str:
+    return hashlib.sha256(array("q", ids).tobytes()).hexdigest()[:16]
+
+
+def resolved(llm: Any, model_path: str, log: str) -> Resolved:
+    """What the engine made of its arguments."""
+    import vllm
+
+    config = llm.llm_engine.vllm_config
+    compilation, cache, scheduler = config.compilation_config, config.cache_config, config.scheduler_config
+    backend = re.search(r"Using (?:AttentionBackendEnum\.)?(\w+) (?:attention )?backend", log, re.IGNORECASE)
+    spec = config.speculative_config
+    keys = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max",
+            "suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests",
+            "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob", "rejection_sample_method")  # fmt: skip
+    eager = bool(config.model_config.enforce_eager)
+    return Resolved(
+        vllm_version=vllm.__version__,
+        runner="V2" if config.use_v2_model_runner else "V1",
+        async_scheduling=bool(scheduler.async_scheduling),
+        cudagraph_mode=compilation.cudagraph_mode.name if compilation.cudagraph_mode is not None else "NONE",
+        cudagraph_capture_sizes=() if eager else tuple(sorted(compilation.cudagraph_capture_sizes or ())),
+        num_gpu_blocks=cache.num_gpu_blocks,
+        block_size=cache.block_size,
+        attention_backend=backend.group(1) if backend else None,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_num_seqs=scheduler.max_num_seqs,
+        dtype=str(config.model_config.dtype).removeprefix("torch."),
+        enforce_eager=eager,
+        speculative={} if spec is None else {k: getattr(spec, k) for k in keys if getattr(spec, k, None) is not None},
+        model_checksum=models.checksum(model_path),
+        num_parameters=models.num_parameters(model_path),
+    )
+
+
+class Runner:
+    """One engine and the cells that go through it."""
+
+    def __init__(self, llm: Any, plan: dict, settled: Resolved, start_s: float):
+        self.llm, self.plan, self.resolved, self.start_s = llm, plan, settled, start_s
+        self.tokenizer = None if plan["cells"][0]["engine"].get("model", {}).get("source") == "shape" else llm.get_tokenizer()
+        self.seen: set[tuple[int, ...]] = set()  # prompts that this engine has answered
+        self.warmed: set[int] = set()
+        self.ran = 0
+        self._ids = 0
+
+    def prompts(self, workload: Workload) -> list[workloads.Prompt]:
+        size = models.vocab_size(self.plan["model_path"]) if workload.name == "random" else None
+        return workloads.build(workload, self.tokenizer, vocab_size=size)
+
+    def generate(
+        self, prompts: list[list[int]], output_tokens: int, ignore_eos: bool, batch_size: int,
+        recorder: StepRecorder | None = None,
+    ) -> list[Any]:
+        """Greedy outputs in prompt order, never more than `batch_size` requests in flight; with internal ids."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            temperature=0.0, max_tokens=output_tokens, ignore_eos=ignore_eos,
+            detokenize=self.tokenizer is not None, output_kind=RequestOutputKind.FINAL_ONLY,
+        )  # fmt: skip
+        engine, waiting = self.llm.llm_engine, deque(range(len(prompts)))
+        submitted = recorder.submitted if recorder is not None else []
+        finished: dict[str, Any] = {}
+        internal: dict[int, tuple[str, str]] = {}
+        while len(finished) < len(prompts):
+            while waiting and len(internal) - len(finished) < batch_size:
+                index = waiting.popleft()
+                self._ids += 1
+                name = f"r{self._ids}"
+                submitted.append(time.monotonic())
+                inner = engine.add_request(name, {"prompt_token_ids": prompts[index]}, params)
+                internal[index] = (name, inner or name)
+            for output in engine.step():
+                if output.finished:
+                    finished[output.request_id] = output
+        return [(internal[i][1], finished[internal[i][0]]) for i in range(len(prompts))]
+
+    def warm_up(self, cell: Cell) -> None:
+        """Once a batch size, with prompts that no cell measures: kernels are compiled and caches filled by use."""
+        if cell.batch_size in self.warmed:
+            return
+        other = cell.workload.model_copy(
+            update={"seed": cell.workload.seed + 1_000_003, "num_prompts": min(cell.batch_size, cell.workload.num_prompts)}
+        )
+        tokens = min(self.plan["warm_up_tokens"], cell.output_tokens)
+        self.generate([p.token_ids for p in self.prompts(other)], tokens, True, cell.batch_size)
+        self.warmed.add(cell.batch_size)
+
+    def prepare_memory(self, cell: Cell, prompts: list[list[int]]) -> None:
+        """Hold the cell's promise about the suffix drafter's memory: cold prompts are new, warm ones were answered."""
+        known = [p for p in prompts if tuple(p) in self.seen]
+        if cell.memory == "cold" and known:
+            raise ValueError(
+                f"memory is 'cold', allowed: prompts this engine has not answered, but {len(known)} were; run it first"
+            )
+        if cell.memory == "warm" and len(known) < len(prompts):
+            self.generate(prompts, cell.output_tokens, cell.ignore_eos, cell.batch_size)
+            self.seen.update(map(tuple, prompts))
+
+    def run(self, cell: Cell) -> tuple[Record, Trace]:
+        """Measure one cell; returns its record and trace."""
+        prompts = self.prompts(cell.workload)
+        ids = [p.token_ids for p in prompts]
+        self.warm_up(cell)
+        self.prepare_memory(cell, ids)
+        if cell.draft_tokens is not None:
+            drafters.set_walk(os.environ["SPECULATION_WALK_FILE"], cell.draft_tokens, cell.uneven)
+        self.llm.reset_prefix_cache()
+        counts_path = os.environ.get("SPECULATION_DRAFTER_COUNTS")
+        before, per_before = _read_metrics(self.llm)
+        own_before = drafters.read_counts(counts_path) if counts_path else None
+        gpus = cell.engine.tensor_parallel_size * cell.engine.pipeline_parallel_size
+        with StepRecorder(self.llm.llm_engine) as recorder, monitor.Monitor(num_gpus=gpus) as watch:
+            start = time.monotonic()
+            outputs = self.generate(ids, cell.output_tokens, cell.ignore_eos, cell.batch_size, recorder)
+            wall_s = time.monotonic() - start
+        after, per_after = _read_metrics(self.llm)
+        own_after = drafters.read_counts(counts_path) if counts_path else None
+        self.seen.update(map(tuple, ids))
+        columns, times, request_steps = recorder.columns(start)
+        per_before = per_before or [0] * len(per_after)
+        totals = {name: after[name] - before[name] for name in after}
+        requests = tuple(self._request(inner, output, times) for inner, output in outputs)
+        output_ids = [list(output.outputs[0].token_ids) for _, output in outputs]
+        counters = Counters(
+            **totals | {"num_prompt_tokens": sum(map(len, ids))},
+            num_output_tokens=sum(map(len, output_ids)),
+            num_accepted_tokens_per_pos=tuple(b - a for a, b in zip(per_before, per_after, strict=True)),
+            num_filling_tokens=int(own_after[2] - own_before[2]) if own_before is not None else 0,
+            num_engine_steps=len(columns["t_s"]),
+            num_request_steps=request_steps,
+            request_steps_source="engine",
+        )
+        record = Record(
+            cell=cell, status="ok", wall_s=round(wall_s, 6), counters=counters, requests=requests,
+            output_hash=_hash([i for one in output_ids for i in [len(one), *one]]), resolved=self.resolved,
+            monitor=watch.result(), engine_start_s=round(self.start_s, 3), order=self.ran,
+            provenance=Provenance(**self.plan["provenance"] | {"measured": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}),
+        )  # fmt: skip
+        self.ran += 1
+        kept = {"prompt_token_ids": ids, "output_token_ids": output_ids} if cell.keep_tokens else {}
+        return record, Trace(steps=columns, **kept)
+
+    @staticmethod
+    def _request(inner: str, output: Any, times: dict[str, list[float]]) -> Request:
+        completion = output.outputs[0]
+        spec = getattr(completion, "spec_decode_metrics", None)
+        first, last = times.get(inner, (None, None))
+        return Request(
+            num_prompt_tokens=len(output.prompt_token_ids),
+            num_output_tokens=len(completion.token_ids),
+            first_token_s=first if first is None else round(first, 6),
+            last_token_s=last if last is None else round(last, 6),
+            finish_reason=completion.finish_reason,
+            output_hash=_hash(list(completion.token_ids)),
+            drafted_per_step=tuple(spec.per_step_drafted) if spec is not None else None,
+            accepted_per_step=tuple(spec.per_step_accepted) if spec is not None else None,
+        )
+
+
+def _status_of(error: BaseException) -> str:
+    text = f"{type(error).__name__} {error}".lower()
+    if "out of memory" in text or "no available memory for the cache" in text or "memoryerror" in text:
+        return "oom"
+    return "invalid" if isinstance(error, (ValueError, TypeError, ImportError)) else "crashed"
+
+
+def main(plan_path: str) -> int:
+    follow_parent()
+    events = os.fdopen(int(os.environ["SPECULATION_EVENTS_FD"]), "w", buffering=1)
+
+    def emit(**fields: Any) -> None:
+        events.write(json.dumps(fields) + "\n")
+
+    plan = json.loads(Path(plan_path).read_text())
+    cells = [Cell.model_validate(c) for c in plan["cells"]]
+    store = Store(plan["records"])
+    begin = time.monotonic()
+    try:
+        import inspect
+
+        from vllm import LLM
+        from vllm.engine.arg_utils import EngineArgs
+
+        arguments = cells[0].engine.llm_arguments(plan["model_path"]) | {
+            "disable_log_stats": False, "cudagraph_metrics": not cells[0].engine.enforce_eager,
+        }  # fmt: skip
+        known = inspect.signature(EngineArgs).parameters  # vLLM < 0.27.2 lacks the next option
+        if cells[0].engine.speculative is not None and "per_request_spec_decode_metrics" in known:
+            arguments["per_request_spec_decode_metrics"] = "detailed"
+        llm = LLM(**arguments)
+    except Exception as error:
+        emit(event="failed", cell_id=None, status=_status_of(error), reason=_reason(error))
+        raise
+    follow_children(emit)
+    start_s = time.monotonic() - begin
+    log = Path(plan["log"])
+    settled = resolved(llm, plan["model_path"], log.read_text(errors="replace") if log.exists() else "")
+    emit(event="ready", start_s=start_s, resolved=settled.model_dump(mode="json"))
+    runner = Runner(llm, plan, settled, start_s)
+    for cell in cells:
+        emit(event="running", cell_id=cell.cell_id)
+        try:
+            record, trace = runner.run(cell)
+        except Exception as error:
+            emit(event="failed", cell_id=cell.cell_id, status=_status_of(error), reason=_reason(error))
+            raise
+        store.save(record, trace)
+        emit(event="done", cell_id=cell.cell_id)
+    emit(event="end")
+    events.close()
+    # vLLM's own shutdown waits seconds for its processes; the records are on disk
+    sys.stdout.flush()
+    sys.stderr.flush()
+    end_group()
+    return 0
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
