@@ -1,0 +1,792 @@
+"""Drafter replay: vLLM's ngram and suffix drafters over recorded token streams, without an engine.
+
+Under greedy decoding a drafted token is accepted if and only if it equals the recorded one, so a plain run's
+tokens tell what any drafter would have gained. The scheduler is simulated step by step (token budget, chunked
+prefill, prefix cache, first come first served, the batch's order), because which requests run together
+decides the batch of every step and what the suffix drafter remembers. The counters equal the engine's exactly
+where the engine is deterministic, if the streams were recorded past their stop by at least one draft and one
+token: the engine counts accepted drafts before it cuts the output, and the suffix memory keeps them.
+
+Nothing here imports vLLM. The suffix drafter is the engine's own (`arctic_inference`), called the way vLLM
+calls it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from array import array
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numba import njit
+from tqdm.auto import tqdm
+
+from lib import drafters
+from lib.cells import Cell, Speculative
+from lib.records import Counters, Resolved, Trace
+
+
+class LogError(ValueError):
+    """A request log that cannot be used at all; one sentence says why and what is allowed."""
+
+
+class Stream(NamedTuple):
+    """One recorded request: ids of the prompt [P] and of the output [>= num_output_tokens], both int32.
+
+    `num_output_tokens` is what the request delivers; ids beyond it are the continuation past the stop.
+    """
+
+    prompt_token_ids: np.ndarray
+    output_token_ids: np.ndarray
+    num_output_tokens: int
+
+
+def stream(
+    prompt: Sequence[int], output: Sequence[int], cap: int | None = None, eos: Iterable[int] = ()
+) -> Stream:
+    """A `Stream` from plain ids; it stops at the first `eos` id, after `cap` tokens, or at the end."""
+    ids = np.asarray(output, np.int32)
+    stops = np.flatnonzero(np.isin(ids, list(eos)))
+    length = min(len(ids), cap or len(ids), int(stops[0]) + 1 if len(stops) else len(ids))
+    return Stream(np.asarray(prompt, np.int32), ids, length)
+
+
+def of_trace(trace: Trace, cap: int | None = None, eos: Iterable[int] = ()) -> list[Stream]:
+    """The streams that an engine cell kept (`keep_tokens`), cut at `cap` or `eos` if they were recorded past
+    the stop.
+
+    Raises ValueError if the trace holds no token ids.
+    """
+    if trace.prompt_token_ids is None or trace.output_token_ids is None:
+        raise ValueError("trace holds no token ids, allowed: one of an engine cell measured with keep_tokens")
+    return [
+        stream(p, o, cap, eos) for p, o in zip(trace.prompt_token_ids, trace.output_token_ids, strict=True)
+    ]
+
+
+# ---- the ngram drafter ----
+
+
+@njit(cache=True)
+def match_length(tokens, end, num_tokens, max_n):
+    """How many tokens up to index `end` equal the last tokens of tokens[:num_tokens], at most `max_n`."""
+    n = 0
+    while n < max_n and n <= end and tokens[end - n] == tokens[num_tokens - 1 - n]:
+        n += 1
+    return n
+
+
+@njit(cache=True)
+def find_ngram(tokens, num_tokens, min_n, max_n, latest):
+    """Index after the longest match of the last min_n..max_n tokens of tokens[:num_tokens]; -1 without a
+    match.
+
+    Among equally long matches runner V1 takes the earliest, runner V2 (`latest`) the latest.
+    """
+    best, start = min_n - 1, -1
+    for i in range(num_tokens - 1):
+        end = num_tokens - 2 - i if latest else i
+        n = match_length(tokens, end, num_tokens, max_n)
+        if n > best:
+            best, start = n, end + 1
+            if n == max_n:  # nothing further on is longer, and ties go to the first one found
+                break
+    return start
+
+
+@njit(cache=True)
+def _draft_ngram(tokens, num_tokens, min_n, max_n, latest, most):
+    """(drafted, matched): tokens that the ngram drafter proposes, and how many the record agrees with."""
+    start = find_ngram(tokens, num_tokens, min_n, max_n, latest)
+    if start < 0:
+        return 0, 0
+    drafted = min(most, num_tokens - start)
+    matched = 0
+    while (
+        matched < drafted
+        and num_tokens + matched < len(tokens)
+        and tokens[start + matched] == tokens[num_tokens + matched]
+    ):
+        matched += 1
+    return drafted, matched
+
+
+class _Request:
+    """A request's place in its stream. `num_tokens`: prompt and output so far, accepted drafts included."""
+
+    __slots__ = (
+        "id", "tokens", "num_prompt", "num_tokens", "limit", "num_computed", "num_sampled", "drafted",
+        "matched", "filled", "first_step", "num_steps", "num_drafts", "num_draft_tokens", "num_accepted",
+        "per_step",
+    )  # fmt: skip
+
+    def __init__(self, number: int, source: Stream, max_model_len: int, detailed: bool):
+        self.id = number
+        self.tokens = np.concatenate([source.prompt_token_ids, source.output_token_ids]).astype(
+            np.int32, copy=False
+        )
+        self.num_prompt = self.num_tokens = len(source.prompt_token_ids)
+        self.limit = min(source.num_output_tokens, max_model_len - self.num_prompt)
+        self.num_computed = self.num_sampled = 0
+        self.drafted = self.matched = self.filled = 0  # of the draft that the next step verifies
+        self.first_step = self.num_steps = self.num_drafts = self.num_draft_tokens = self.num_accepted = 0
+        self.per_step: tuple[list[int], list[int]] | None = ([], []) if detailed else None
+
+    def fill(self, total: int, repeat: bool) -> None:
+        """Fill the draft up to `total` tokens with the last token, or with the draft itself over again."""
+        found, start = self.drafted, self.num_tokens
+        self.filled = max(total - found, 0)
+        self.drafted += self.filled
+        if self.matched == found:
+            ahead = self.tokens[start + found : start + total]
+            source = (
+                self.tokens[start : start + found] if repeat and found else self.tokens[start - 1 : start]
+            )
+            self.matched += _num_equal(ahead, np.resize(source, len(ahead)))
+
+
+def _num_equal(left: np.ndarray, right: np.ndarray) -> int:
+    """How many of the first items are equal, up to the end of the shorter one."""
+    size = min(len(left), len(right))
+    other = np.flatnonzero(left[:size] != right[:size])
+    return int(other[0]) if len(other) else size
+
+
+@dataclass(frozen=True)
+class _Padding:
+    """How drafts are filled up to gamma (`drafters.PaddedOptions`); `schedule`: (batch size, gamma)."""
+
+    fill: str
+    when_empty: str
+    schedule: tuple[tuple[int, int], ...]
+
+    def gamma(self, num_requests: int) -> int:
+        return [gamma for batch, gamma in self.schedule if batch <= max(num_requests, 1)][-1]
+
+    def apply(self, drafting: Sequence[_Request], gamma: int) -> None:
+        if (
+            self.fill == "none"
+            or not gamma
+            or (self.when_empty == "skip" and not any(r.drafted for r in drafting))
+        ):
+            return
+        for r in drafting:
+            r.fill(gamma, self.fill == "repeat")
+
+
+class _Drafter:
+    """Drafts nothing: the null drafter, and what every drafter shares.
+
+    `propose` gets the batch in the engine's order and leaves each request's draft for the next step.
+    """
+
+    def __init__(self, gamma: int, max_model_len: int, padding: _Padding | None = None):
+        self.num_speculative_tokens, self.max_model_len = gamma, max_model_len
+        self.padding = padding or _Padding("none", "fill", ((1, gamma),))
+
+    def propose(self, batch: Sequence[_Request]) -> None:
+        pass
+
+    def drafting(self, batch: Sequence[_Request]) -> list[_Request]:
+        """The requests that get a draft: those that sampled in this step and may grow."""
+        return [r for r in batch if r.num_sampled and r.num_tokens < self.max_model_len]
+
+
+class _Ngram(_Drafter):
+    """vLLM's ngram drafter, by runner V1's rule or V2's (`latest`)."""
+
+    def __init__(self, gamma, max_model_len, padding, min_n: int, max_n: int, latest: bool):
+        super().__init__(gamma, max_model_len, padding)
+        self.min_n, self.max_n, self.latest = min_n, max_n, latest
+
+    def propose(self, batch: Sequence[_Request]) -> None:
+        drafting, gamma = self.drafting(batch), self.padding.gamma(len(batch))
+        for r in drafting:
+            most = min(gamma, self.max_model_len - r.num_tokens)
+            r.drafted, r.matched = _draft_ngram(
+                r.tokens, r.num_tokens, self.min_n, self.max_n, self.latest, most
+            )
+        self.padding.apply(drafting, gamma)
+
+
+class _Suffix(_Drafter):
+    """vLLM's suffix drafter: `arctic_inference`'s cache, with its memory of earlier responses."""
+
+    def __init__(
+        self, gamma, max_model_len, padding, depth: int, factor: float, min_prob: float, num_cached: int
+    ):
+        try:
+            from arctic_inference.suffix_decoding import SuffixDecodingCache
+        except ImportError:
+            raise ValueError(
+                "method is 'suffix', allowed: only with the package arctic-inference installed (make env)"
+            ) from None
+        super().__init__(gamma, max_model_len, padding)
+        self.depth, self.factor, self.min_prob = depth, factor, min_prob
+        self.cache = SuffixDecodingCache(max_tree_depth=depth, max_cached_requests=num_cached)
+
+    def propose(self, batch: Sequence[_Request]) -> None:
+        cache, drafting, gamma = self.cache, self.drafting(batch), self.padding.gamma(len(batch))
+        active = cache.active_requests
+        for r in drafting:
+            num = r.num_tokens
+            if r.id not in active:
+                if r.id in cache.cached_requests:
+                    cache.evict_cached_response(r.id)
+                cache.start_request(r.id, r.tokens[: r.num_prompt])
+            cache.add_active_response(r.id, r.tokens[num - r.num_sampled : num])
+            draft = cache.speculate(
+                r.id,
+                r.tokens[max(0, num - self.depth) : num],
+                max_spec_tokens=min(gamma, self.max_model_len - num - 1),
+                max_spec_factor=self.factor,
+                min_token_prob=self.min_prob,
+            ).token_ids
+            matched = 0
+            for drafted, recorded in zip(draft, r.tokens[num : num + len(draft)].tolist(), strict=False):
+                if drafted != recorded:
+                    break
+                matched += 1
+            r.drafted, r.matched = len(draft), matched
+        for number in list(active - {r.id for r in batch}):
+            cache.stop_request(number)
+        self.padding.apply(drafting, gamma)
+
+
+def _drafter(speculative: Speculative | None, runner: str, max_model_len: int) -> _Drafter:
+    """The drafter of a speculative configuration; ValueError if its drafts need more than tokens."""
+    s = speculative
+    if s is None:
+        return _Drafter(0, max_model_len)
+    gamma, options, method, padding = s.num_speculative_tokens, s.drafter_options, s.method, None
+    if method == "custom_class":
+        kinds = {"NullDrafter": "null", "PaddedNgram": "ngram", "PaddedSuffix": "suffix"}
+        if s.drafter not in kinds:
+            raise ValueError(f"drafter is {s.drafter!r}, allowed in replay: {', '.join(kinds)}")
+        method = kinds[s.drafter]
+        schedule = tuple(drafters.read_schedule(str(options.get("gamma_schedule", "")), gamma))
+        padding = _Padding(str(options.get("fill", "last")), str(options.get("when_empty", "fill")), schedule)
+    if method == "null":
+        return _Drafter(gamma, max_model_len)
+    if method in ("ngram", "ngram_gpu"):
+        latest = runner == "V2" and s.method != "custom_class"
+        if latest:
+            padding = _Padding("last", "fill", ((1, gamma),))
+        low, high = (
+            options.get(key, getattr(s, key)) or 5 for key in ("prompt_lookup_min", "prompt_lookup_max")
+        )
+        return _Ngram(gamma, max_model_len, padding, int(low), int(high), latest)
+    keys = ("max_tree_depth", "max_spec_factor", "min_token_prob", "max_cached_requests")
+    depth, factor, min_prob, num_cached = (
+        options.get(key, getattr(s, f"suffix_decoding_{key}")) for key in keys
+    )
+    return _Suffix(gamma, max_model_len, padding, int(depth), float(factor), float(min_prob), int(num_cached))
+
+
+# ---- the simulation ----
+
+
+class _PrefixCache:
+    """Which blocks of prompt tokens the engine holds: chained hashes; beyond `num_blocks` the oldest go."""
+
+    def __init__(self, block_size: int, num_blocks: int):
+        self.block_size, self.num_blocks = block_size, num_blocks
+        self.blocks: dict[int, None] = {}
+
+    def _chain(self, tokens: np.ndarray, num_tokens: int) -> Iterator[int]:
+        link = 0
+        for start in range(0, num_tokens - self.block_size + 1, self.block_size):
+            link = hash((link, tokens[start : start + self.block_size].tobytes()))
+            yield link
+
+    def hit(self, r: _Request) -> int:
+        """Tokens of `r` that need no computing; the last one always does."""
+        count = 0
+        for link in self._chain(r.tokens, r.num_prompt - 1):
+            if link not in self.blocks:
+                break
+            count += self.block_size
+        return count
+
+    def add(self, r: _Request, num_tokens: int) -> None:
+        for link in self._chain(r.tokens, min(num_tokens, r.num_prompt)):
+            self.blocks[link] = None
+        while len(self.blocks) > self.num_blocks:
+            del self.blocks[next(iter(self.blocks))]
+
+
+STEP_COLUMNS = (
+    "scheduled", "running", "prefills", "prompt_tokens", "output_tokens", "drafts", "draft_tokens",
+    "accepted_tokens", "context_tokens", "uniform",
+)  # fmt: skip
+REQUEST_COLUMNS = (
+    "num_prompt_tokens", "num_output_tokens", "first_step", "last_step", "num_steps", "num_drafts",
+    "num_draft_tokens", "num_accepted_tokens",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay counted.
+
+    `steps`: one row an engine step, named as in a measured trace. `scheduled` requests took part, `running`
+    of them emitted tokens, and the prompts of `prefills` of these ended in the step; `prompt_tokens`
+    computed, `output_tokens` delivered, `drafts`, `draft_tokens` verified and `accepted_tokens`;
+    `context_tokens` is the sum of the decoding requests' lengths; `uniform` is 1 if every request carried
+    exactly 1 + gamma tokens, which a full CUDA graph needs.
+    `requests`: one row a request, in order of finishing; `number` is its place in the log.
+    `per_step`: {number: (drafted, accepted) of each of its steps with a draft} where asked for.
+    """
+
+    counters: Counters
+    steps: dict[str, np.ndarray]
+    requests: dict[str, np.ndarray]
+    drafting_s: float
+    wall_s: float
+    per_step: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
+
+
+class Simulation:
+    """vLLM's scheduler and a drafter, fed with recorded streams. The suffix drafter's memory survives `run`.
+
+    speculative: vLLM's speculative configuration, or None for a plain run. runner: "V1", or "V2" for its
+    ngram rule.
+    max_num_seqs: requests in flight together. max_num_batched_tokens: the token budget of a step. block_size
+    and
+    num_gpu_blocks: the prefix cache, empty at the start of each `run`; None switches it off.
+    """
+
+    def __init__(
+        self,
+        speculative: Speculative | None,
+        *,
+        max_num_seqs: int,
+        max_model_len: int = 1 << 30,
+        max_num_batched_tokens: int = 8192,
+        runner: Literal["V1", "V2"] = "V1",
+        block_size: int | None = None,
+        num_gpu_blocks: int = 1 << 20,
+    ):
+        if max_num_seqs < 1:
+            raise ValueError(f"max_num_seqs is {max_num_seqs}, allowed: at least 1")
+        if max_num_batched_tokens < 1:
+            raise ValueError(f"max_num_batched_tokens is {max_num_batched_tokens}, allowed: at least 1")
+        self.drafter = _drafter(speculative, runner, max_model_len)
+        self.max_num_seqs, self.max_model_len, self.budget = (
+            max_num_seqs,
+            max_model_len,
+            max_num_batched_tokens,
+        )
+        # Runner V1 drafts zeros for the whole batch while a request is within gamma of the model length.
+        self.checks_length = runner == "V1" and speculative is not None
+        self.prefixes = _PrefixCache(block_size, num_gpu_blocks) if block_size else None
+        self.slots: list[_Request] = []  # the runner's persistent batch, in order
+        self.next_id = 0
+
+    @classmethod
+    def of_cell(cls, cell: Cell, resolved: Resolved | None = None) -> Simulation:
+        """The simulation of an engine cell, with the limits that its engine resolved where they are known."""
+        e = cell.engine
+        budget = (resolved and resolved.max_num_batched_tokens) or e.max_num_batched_tokens or 8192
+        return cls(
+            e.speculative,
+            max_num_seqs=min(cell.batch_size, e.max_num_seqs),
+            max_model_len=e.max_model_len,
+            max_num_batched_tokens=budget,
+            runner=resolved.runner if resolved else "V2" if e.runner == "v2" else "V1",
+            block_size=resolved.block_size if resolved and e.enable_prefix_caching else None,
+            num_gpu_blocks=(resolved and resolved.num_gpu_blocks) or 1 << 20,
+        )
+
+    def run(
+        self,
+        streams: Iterable[Stream],
+        *,
+        progress: str = "",
+        detailed: bool = False,
+        total: int | None = None,
+    ) -> Replayed:
+        """Replay `streams` (read lazily, at most `max_num_seqs` at a time) until all have finished.
+
+        progress: a label for a progress bar over requests; empty: none. detailed: keep each request's
+        per-step counts. Raises ValueError without a stream, or for a prompt that leaves no room for an output
+        token.
+        """
+        began = time.perf_counter()
+        self._counts = Counter()
+        self._per_pos = [0] * self.drafter.num_speculative_tokens
+        self._steps = {name: array("q" if name == "context_tokens" else "i") for name in STEP_COLUMNS}
+        self._done = {name: array("q") for name in ("number", *REQUEST_COLUMNS)}
+        self._per_step: dict[int, tuple[list[int], list[int]]] = {}
+        self._drafting_s = 0.0
+        self._first_id = self.next_id
+        if self.prefixes:
+            self.prefixes.blocks.clear()
+        queue, running = _Queue(self._requests(streams, detailed)), deque()
+        if total is None and isinstance(streams, Sequence):
+            total = len(streams)
+        with tqdm(total=total, desc=progress, unit="request", disable=not progress, file=sys.stderr) as bar:
+            while running or queue:
+                bar.update(self._step(running, queue))
+        if not self._done["number"]:
+            raise ValueError("streams holds no request, allowed: at least one")
+        return Replayed(
+            Counters(
+                **self._counts,
+                num_accepted_tokens_per_pos=tuple(self._per_pos),
+                request_steps_source="engine",
+            ),
+            {name: np.frombuffer(values, values.typecode) for name, values in self._steps.items()},
+            {name: np.frombuffer(values, values.typecode) for name, values in self._done.items()},
+            self._drafting_s,
+            time.perf_counter() - began,
+            self._per_step,
+        )
+
+    def _requests(self, streams: Iterable[Stream], detailed: bool) -> Iterator[_Request]:
+        for source in streams:
+            if not 0 < len(source.prompt_token_ids) < self.max_model_len:
+                raise ValueError(
+                    f"request {self.next_id - self._first_id} has {len(source.prompt_token_ids)} prompt "
+                    f"tokens, allowed: 1 to max_model_len - 1 ({self.max_model_len - 1})"
+                )
+            if source.num_output_tokens < 1:
+                raise ValueError(
+                    f"request {self.next_id - self._first_id} has no output token, allowed: at least 1"
+                )
+            yield _Request(self.next_id, source, self.max_model_len, detailed)
+            self.next_id += 1
+
+    def _step(self, running: deque[_Request], queue: _Queue) -> int:
+        """One engine step: schedule, verify, draft, finish. Returns how many requests finished."""
+        scheduled = self._schedule(running, queue)
+        if not scheduled:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.budget}, allowed: at least 1 + num_speculative_tokens "
+                f"({1 + self.drafter.num_speculative_tokens})"
+            )
+        self._place(scheduled)
+        longest = max(r.num_computed + n for r, n in scheduled.items())
+        self._verify(scheduled)
+        clock = time.perf_counter()
+        gamma = self.drafter.num_speculative_tokens
+        if self.checks_length and longest + gamma > self.max_model_len:
+            for r in (r for r in self.slots if r.num_sampled):
+                r.drafted = gamma
+                r.matched = _num_equal(r.tokens[r.num_tokens :], np.zeros(gamma, np.int32))
+        else:
+            self.drafter.propose(self.slots)
+        self._drafting_s += time.perf_counter() - clock
+        over = [r for r in running if r.num_tokens - r.num_prompt >= r.limit]
+        if over:
+            step = len(self._steps["running"]) - 1
+            for r in over:
+                self._finish(r, step)
+            for _ in range(len(running)):
+                r = running.popleft()
+                if r.num_tokens - r.num_prompt < r.limit:
+                    running.append(r)
+        return len(over)
+
+    def _schedule(self, running: deque[_Request], queue: _Queue) -> dict[_Request, int]:
+        """Tokens of each request in this step: running ones first, then waiting ones as budget is left."""
+        budget, longest, gamma = self.budget, self.max_model_len, self.drafter.num_speculative_tokens
+        scheduled: dict[_Request, int] = {}
+        prefilling = False
+        for r in running:
+            if budget <= 0:
+                break
+            num = min(r.num_tokens + r.drafted - r.num_computed, budget, longest - r.num_computed - 1)
+            if num <= 0:
+                continue
+            prefilling |= r.num_computed < r.num_prompt
+            verified = max(num + r.num_computed - r.num_tokens, 0)
+            if verified < r.drafted:
+                r.drafted, r.matched = verified, min(r.matched, verified)
+                r.filled = min(r.filled, verified)
+            scheduled[r] = num
+            budget -= num
+            if self.prefixes and r.num_computed < r.num_prompt:
+                self.prefixes.add(r, r.num_computed + num)
+        while queue and budget > 0 and len(running) < self.max_num_seqs:
+            r = queue.head()
+            r.num_computed = self.prefixes.hit(r) if self.prefixes else 0
+            num = r.num_prompt - r.num_computed
+            padded = gamma and num == 1 and not prefilling and (scheduled or r.num_computed)
+            if padded and r.num_computed + 2 + gamma <= longest:
+                # Nothing is left of the prompt but its last token: placeholder drafts keep the batch uniform.
+                if 1 + gamma > budget:
+                    break
+                num, r.drafted, r.matched = 1 + gamma, gamma, 0
+            num = min(num, budget)
+            scheduled[r] = num
+            budget -= num
+            r.first_step = len(self._steps["running"])
+            running.append(queue.pop())
+            if self.prefixes:
+                self.prefixes.add(r, r.num_computed + num)
+        return scheduled
+
+    def _place(self, scheduled: Mapping[_Request, int]) -> None:
+        """The batch's order: newcomers take the lowest freed places, the last ones move into the gaps."""
+        slots = self.slots
+        free = [i for i, r in enumerate(slots) if r not in scheduled]
+        if not free and len(slots) == len(scheduled):
+            return
+        held = {r.id for r in slots}
+        gaps = deque(free)
+        # New requests come before those that return after a step without budget, as in vLLM's runner.
+        missing = [r for r in scheduled if r.id not in held]
+        now = len(self._steps["running"])
+        for r in sorted(missing, key=lambda r: r.first_step != now):
+            if gaps:
+                slots[gaps.popleft()] = r
+            else:
+                slots.append(r)
+        empty = set(gaps)
+        while gaps:
+            while len(slots) - 1 in empty:
+                empty.remove(len(slots) - 1)
+                slots.pop()
+            gap = gaps.popleft()
+            if gap >= len(slots):
+                break
+            slots[gap] = slots.pop()
+            empty.remove(gap)
+
+    def _verify(self, scheduled: Mapping[_Request, int]) -> None:
+        """Emit each request's accepted drafts and its bonus token, and count the step."""
+        gamma, per_pos = self.drafter.num_speculative_tokens, self._per_pos
+        prompt = output = prefills = drafts = draft_tokens = accepted = filled = context = running = 0
+        uniform = True
+        for r, num in scheduled.items():
+            before, drafted = r.num_computed, r.drafted
+            r.num_computed = before + num
+            if before < r.num_prompt:
+                prompt += min(num, r.num_prompt - before)
+                prefills += r.num_computed >= r.num_prompt
+            else:
+                context += r.num_tokens
+            if num != 1 + gamma or before < r.num_prompt:
+                uniform = False
+            r.num_sampled = 0
+            if r.num_computed < r.num_prompt:
+                continue
+            matched = r.matched
+            emitted = min(matched + 1, len(r.tokens) - r.num_tokens)
+            held = r.num_tokens - r.num_prompt
+            r.num_sampled = emitted
+            r.num_tokens += emitted
+            r.num_computed -= drafted - matched
+            r.num_steps += 1
+            running += 1
+            output += min(emitted, r.limit - held)
+            if drafted:
+                drafts += 1
+                draft_tokens += drafted
+                accepted += matched
+                filled += r.filled
+                r.num_drafts += 1
+                r.num_draft_tokens += drafted
+                r.num_accepted += matched
+                for position in range(matched):
+                    per_pos[position] += 1
+                if r.per_step is not None:
+                    r.per_step[0].append(drafted)
+                    r.per_step[1].append(matched)
+                r.drafted = r.matched = r.filled = 0
+        values = (
+            len(scheduled), running, prefills, prompt, output, drafts, draft_tokens, accepted, context,
+            int(uniform),
+        )  # fmt: skip
+        for name, value in zip(STEP_COLUMNS, values, strict=True):
+            self._steps[name].append(value)
+        self._counts.update(
+            num_prompt_tokens=prompt, num_output_tokens=output, num_drafts=drafts,
+            num_draft_tokens=draft_tokens, num_accepted_tokens=accepted, num_filling_tokens=filled,
+            num_engine_steps=1, num_request_steps=running,
+        )  # fmt: skip
+
+    def _finish(self, r: _Request, step: int) -> None:
+        values = (
+            r.id - self._first_id, r.num_prompt, min(r.num_tokens - r.num_prompt, r.limit), r.first_step,
+            step, r.num_steps, r.num_drafts, r.num_draft_tokens, r.num_accepted,
+        )  # fmt: skip
+        for name, value in zip(("number", *REQUEST_COLUMNS), values, strict=True):
+            self._done[name].append(value)
+        if r.per_step is not None:
+            self._per_step[r.id - self._first_id] = r.per_step
+
+
+class _Queue:
+    """Waiting requests, first come first served, built only when they are looked at."""
+
+    def __init__(self, requests: Iterator[_Request]):
+        self.requests, self.next = requests, None
+        self.next = next(requests, None)
+
+    def __bool__(self) -> bool:
+        return self.next is not None
+
+    def head(self) -> _Request:
+        return self.next
+
+    def pop(self) -> _Request:
+        taken, self.next = self.next, next(self.requests, None)
+        return taken
+
+
+# ---- a reader's own log ----
+
+
+class BadLine(NamedTuple):
+    """A line that was left out: its number in the file, and why in one sentence."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Log:
+    """A request log: the usable requests, the lines left out, and what a reader must know about the rest."""
+
+    streams: tuple[Stream, ...]
+    bad: tuple[BadLine, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens of the usable requests."""
+        return sum(s.num_output_tokens for s in self.streams)
+
+
+class _Line(ValueError):
+    """Why one line cannot be used."""
+
+
+def read_log(
+    path: Path | str, tokenizer: Any = None, *, vocab_size: int | None = None, progress: bool = False
+) -> Log:
+    """A JSONL request log: one JSON object a line, in order of arrival.
+
+    A line holds either ids (`prompt_token_ids` and `output_token_ids`, which win), or text: `prompt` and
+    `completion`, or `messages` (chat turns; the last assistant turn is the completion unless `completion` is
+    given). Optional: `model`, `temperature`, `finish_reason`. Text is tokenised with `tokenizer` (a Hugging
+    Face one), chat through its template. `vocab_size` bounds the ids, default the tokenizer's. Raises
+    LogError if nothing can be used.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise LogError(f"log is {str(path)!r}, allowed: a readable .jsonl file")
+    size = vocab_size or (len(tokenizer) if hasattr(tokenizer, "__len__") else None)
+    bad: list[BadLine] = []
+    good: list[tuple[int, Stream, str | None]] = []
+    sampled = 0
+    with path.open("rb") as file:
+        lines = tqdm(file, desc="reading", unit="line", disable=not progress, file=sys.stderr)
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                entry = _entry(line)
+                good.append((number, _request_of(entry, tokenizer, size), entry.get("model")))
+                sampled += _is_sampled(entry)
+            except _Line as error:
+                bad.append(BadLine(number, str(error)))
+    models = Counter(model for *_, model in good)
+    if len(models) > 1:
+        kept = models.most_common(1)[0][0]
+        bad += [
+            BadLine(
+                number,
+                f"model is {model!r}, allowed: one model, hence one tokenizer, a log ({kept!r} is kept)",
+            )
+            for number, _, model in good
+            if model != kept
+        ]
+        good = [line for line in good if line[2] == kept]
+    if not good:
+        why = f"; line {bad[0].number}: {bad[0].reason}" if bad else ""
+        raise LogError(f"{path.name} holds no usable request, allowed: at least one line{why}")
+    notes = []
+    if bad:
+        notes.append(f"{len(bad)} of {len(bad) + len(good)} lines are left out.")
+    if len(good) == 1:
+        notes.append("The log holds one request: nothing can be said about how much requests differ.")
+    if sampled:
+        notes.append(
+            f"{sampled} outputs were sampled (temperature above 0): greedy decoding repeats itself more, so "
+            "their replay is a lower bound for greedy requests."
+        )
+    return Log(tuple(s for _, s, _ in good), tuple(sorted(bad)), tuple(notes))
+
+
+def _entry(line: bytes) -> dict:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        raise _Line("is no JSON, allowed: one JSON object a line") from None
+    if not isinstance(entry, dict):
+        raise _Line(f"is a JSON {type(entry).__name__}, allowed: an object")
+    return entry
+
+
+def _is_sampled(entry: Mapping) -> bool:
+    temperature = entry.get("temperature")
+    return isinstance(temperature, (int, float)) and temperature > 0
+
+
+def _request_of(entry: Mapping, tokenizer: Any, vocab_size: int | None) -> Stream:
+    """The stream of one log line. Raises _Line."""
+    if "prompt_token_ids" in entry or "output_token_ids" in entry:
+        prompt = _ids(entry, "prompt_token_ids", vocab_size)
+        return stream(prompt, _ids(entry, "output_token_ids", vocab_size))
+    if tokenizer is None:
+        raise _Line("holds text, allowed without a tokenizer: prompt_token_ids and output_token_ids")
+    messages, completion = entry.get("messages"), entry.get("completion")
+    if messages is not None:
+        if not (isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages)):
+            raise _Line("messages is no list of chat turns, allowed: [{'role': ..., 'content': ...}, ...]")
+        if completion is None and messages[-1].get("role") == "assistant":
+            messages, completion = messages[:-1], messages[-1].get("content")
+    if not isinstance(completion, str) or not completion:
+        raise _Line("completion is missing, allowed: text in 'completion', or a last turn by the assistant")
+    try:
+        if messages is not None:
+            prompt = tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        elif isinstance(text := entry.get("prompt"), str) and text:
+            prompt = tokenizer.encode(text)
+        else:
+            raise _Line("prompt is missing, allowed: text in 'prompt', or chat turns in 'messages'")
+    except _Line:
+        raise
+    except Exception as error:  # a template raises whatever its author chose
+        raise _Line(
+            f"messages do not fit the tokenizer's chat template ({' '.join(str(error).split())[:120]})"
+        ) from None
+    output = tokenizer.encode(completion, add_special_tokens=False)
+    end = getattr(tokenizer, "eos_token_id", None)
+    if end is not None and entry.get("finish_reason", "stop") == "stop":
+        output = [*output, end]  # text lacks the end token, which the engine decoded too
+    return stream(prompt, output)
+
+
+def _ids(entry: Mapping, name: str, vocab_size: int | None) -> np.ndarray:
+    ids = entry.get(name)
+    if not isinstance(ids, list) or not ids:
+        raise _Line(f"{name} is missing, allowed: a list of token ids")
+    if not all(type(i) is int for i in ids):
+        raise _Line(f"{name} holds something else than whole numbers, allowed: token ids")
+    low, high = min(ids), max(ids)
+    if low < 0 or high >= min(vocab_size or 1 << 31, 1 << 31):
+        wrong = low if low < 0 else high
+        raise _Line(f"{name} holds {wrong}, allowed: 0 to {(vocab_size or 1 << 31) - 1} (the vocabulary)")
+    return np.asarray(ids, np.int32)
