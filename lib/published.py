@@ -7,6 +7,7 @@ summed over the whole run; the values that the study printed (one log interval) 
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -29,12 +30,25 @@ MIXES: Mapping[str, Mapping[str, int]] = {
 }
 
 
+# Where a campaign has no vanilla run of its own, the campaign that the study compares it with, in order of preference.
+BASE_CAMPAIGNS: Mapping[str, tuple[str, ...]] = {
+    "SUB_044": ("SUB_086",),
+    "SUB_074": ("SUB_086",),
+    "SUB_075": ("SUB_071", "SUB_086"),
+    "SUB_085": ("SUB_086",),
+    "SUB_085v2": ("SUB_086",),
+    "SUB_087": ("SUB_086",),
+    "SUB_088": ("SUB_079", "SUB_078"),
+    "SUB_089": ("SUB_086",),
+}
+
+
 class PublishedCell(Frozen):
     """One run of one workload under one setting. `None`: not recorded by the study."""
 
     campaign: str  # the study's own name for a series of runs
     date: str
-    arrangement: Literal["one-engine", "two-engines-http", "quoted"]  # quoted: cited by the study from elsewhere
+    arrangement: Literal["one-engine", "two-engines-http", "quoted"]  # quoted: the study cites it
     in_study: bool  # one of the cells that the article counts
     model: str
     params_b: float = Field(gt=0)  # billions of parameters
@@ -51,7 +65,7 @@ class PublishedCell(Frozen):
     max_num_seqs: int | None = Field(default=None, ge=1)
     kv_cache_dtype: str | None = None
     num_prompts: int | None = Field(default=None, ge=1)
-    input_tokens_nominal: int | None = Field(default=None, ge=1)  # as stated; the real mean is num_prompt_tokens / num_prompts
+    input_tokens_nominal: int | None = Field(default=None, ge=1)  # as stated, not as measured
     output_cap: int | None = Field(default=None, ge=1)
     run: int = Field(ge=1)
     patched: bool
@@ -69,7 +83,7 @@ class PublishedCell(Frozen):
     last_interval_mean_acceptance_length: float | None = Field(default=None, ge=1)
     min_interval_mean_acceptance_length: float | None = Field(default=None, ge=1)
     max_interval_mean_acceptance_length: float | None = Field(default=None, ge=1)
-    gpu_busy_process_pct: float | None = Field(default=None, ge=0, le=100)  # as printed: start-up and all workloads
+    gpu_busy_process_pct: float | None = Field(default=None, ge=0, le=100)  # start-up included
     gpu_busy_pct: float | None = Field(default=None, ge=0, le=100)  # while this workload was generating
     gpu_power_w: float | None = Field(default=None, gt=0)  # all GPUs, while generating
     cpu_process_pct: float | None = Field(default=None, ge=0, le=100)
@@ -81,10 +95,14 @@ class PublishedCell(Frozen):
     @model_validator(mode="after")
     def _consistent(self) -> PublishedCell:
         if (self.status == "ok") != (self.throughput_tok_s is not None):
-            raise ValueError(f"throughput_tok_s is {self.throughput_tok_s}, allowed with status {self.status}: the other")
+            raise ValueError(
+                f"throughput_tok_s is {self.throughput_tok_s}, allowed with status {self.status}: the other"
+            )
         counts = (self.num_drafts, self.num_draft_tokens, self.num_accepted_tokens)
         if any(c is None for c in counts) != all(c is None for c in counts):
-            raise ValueError(f"num_drafts, num_draft_tokens, num_accepted_tokens are {counts}, allowed: all or none")
+            raise ValueError(
+                f"num_drafts, num_draft_tokens, num_accepted_tokens are {counts}, allowed: all or none"
+            )
         if self.num_accepted_tokens is not None and self.num_accepted_tokens > self.num_draft_tokens:
             raise ValueError(
                 f"num_accepted_tokens is {self.num_accepted_tokens}, "
@@ -95,13 +113,17 @@ class PublishedCell(Frozen):
     @property
     def has_counters(self) -> bool:
         """Whether whole-run drafting counters are known (vanilla needs none)."""
-        return self.num_output_tokens is not None and (self.method == "vanilla" or self.num_drafts is not None)
+        return self.num_output_tokens is not None and (
+            self.method == "vanilla" or self.num_drafts is not None
+        )
 
     @property
     def counters(self) -> Counters:
         """Counters for `metrics`; request-steps are output - accepted. ValueError if the study logged none."""
         if not self.has_counters:
-            raise ValueError(f"{self.label} has no whole-run counters, allowed: a cell whose has_counters is true")
+            raise ValueError(
+                f"{self.label} has no whole-run counters, allowed: a cell whose has_counters is true"
+            )
         accepted = self.num_accepted_tokens or 0
         return Counters(
             num_output_tokens=self.num_output_tokens,
@@ -143,13 +165,17 @@ def read(path: Path) -> tuple[PublishedCell, ...]:
     found = []
     for number, row in enumerate(rows, start=2):
         try:
-            found.append(PublishedCell.model_validate({key: value for key, value in row.items() if value != ""}))
+            found.append(
+                PublishedCell.model_validate({key: value for key, value in row.items() if value != ""})
+            )
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             why = first["msg"].removeprefix("Value error, ")
             value = f" is {first['input']!r}" if where else ""
-            raise ValueError(f"{path.name} line {number}: {where}{value}{', allowed: ' if where else ''}{why}") from None
+            raise ValueError(
+                f"{path.name} line {number}: {where}{value}{', allowed: ' if where else ''}{why}"
+            ) from None
     return tuple(found)
 
 
@@ -157,7 +183,9 @@ def select(source: Iterable[PublishedCell] | None = None, **fields: Any) -> list
     """Cells whose fields equal what is given; a tuple allows several values. ValueError for an unknown field."""
     for name in fields:
         if name not in PublishedCell.model_fields:
-            raise ValueError(f"{name} is no field of a published cell, allowed: {', '.join(PublishedCell.model_fields)}")
+            raise ValueError(
+                f"{name} is no field of a published cell, allowed: {', '.join(PublishedCell.model_fields)}"
+            )
 
     def fits(cell: PublishedCell) -> bool:
         return all(
@@ -180,7 +208,9 @@ def main_cell(workload: str, method: str, *, model: str = MAIN_MODEL) -> Publish
     """The cell of the article's own matrix (one engine, one run); LookupError if it has none."""
     found = select(model=model, workload=workload, method=method, arrangement="one-engine", in_study=True)
     if len(found) != 1:
-        raise LookupError(f"{model} {workload} {method} fits {len(found)} cells of the matrix, allowed: exactly one")
+        raise LookupError(
+            f"{model} {workload} {method} fits {len(found)} cells of the matrix, allowed: exactly one"
+        )
     return found[0]
 
 
@@ -190,9 +220,20 @@ def speculative_cells() -> list[PublishedCell]:
 
 
 def baseline(cell: PublishedCell) -> PublishedCell:
-    """The vanilla cell of the same campaign, model and workload; LookupError if there is not exactly one."""
-    same = {"campaign": cell.campaign, "model": cell.model, "workload": cell.workload, "arrangement": cell.arrangement}
-    return one(method="vanilla", **same)
+    """The vanilla run of the same model and workload in its campaign, else in BASE_CAMPAIGNS; LookupError if none."""
+    for campaign in (cell.campaign, *BASE_CAMPAIGNS.get(cell.campaign, ())):
+        found = select(
+            campaign=campaign,
+            model=cell.model,
+            workload=cell.workload,
+            arrangement=cell.arrangement,
+            method="vanilla",
+        )
+        if len(found) == 1:
+            return found[0]
+    raise LookupError(
+        f"{cell.label} has no vanilla run, allowed: a cell of a campaign with one, or of BASE_CAMPAIGNS"
+    )
 
 
 def speedup(test: PublishedCell, base: PublishedCell | None = None) -> float:
@@ -211,11 +252,15 @@ def verified_per_request_step(cell: PublishedCell) -> float:
     return 1 + c.num_draft_tokens / c.num_request_steps
 
 
+def predicted_tau(parts: Iterable[tuple[float, Counters]]) -> float:
+    """Tokens per step of prompts mixed with the given weights: weighted tokens over weighted request-steps."""
+    parts = list(parts)
+    return sum(w * c.num_output_tokens for w, c in parts) / sum(w * c.num_request_steps for w, c in parts)
+
+
 def predicted_mix_tau(model: str, method: str, mix: str) -> float:
-    """Tokens per step of a mix if its prompts behaved as in the single workloads: sums of tokens and of request-steps,
-    each weighted by the mix's prompts."""
-    parts = [(share, main_cell(name, method, model=model).counters) for name, share in MIXES[mix].items()]
-    return sum(s * c.num_output_tokens for s, c in parts) / sum(s * c.num_request_steps for s, c in parts)
+    """Tokens per step of a mix if its prompts behaved as in the single workloads."""
+    return predicted_tau((n, main_cell(name, method, model=model).counters) for name, n in MIXES[mix].items())
 
 
 def memory_ratio(model: str, method: str, mix: str) -> float:
@@ -228,6 +273,21 @@ def predicted_mix_throughput(model: str, method: str, mix: str) -> float:
     """Throughput of a mix from the single workloads: prompt-weighted tokens over prompt-weighted wall time."""
     parts = [(share, main_cell(name, method, model=model)) for name, share in MIXES[mix].items()]
     return sum(s * c.num_output_tokens for s, c in parts) / sum(s * c.wall_s for s, c in parts)
+
+
+def speedups_by_output_cap(method: str = "ngram") -> dict[str, list[tuple[int, float]]]:
+    """(output cap, speedup) of the article's model by workload, rising: three series of runs that differ in the cap."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for campaign in ("REC1", "REC1v2", MAIN_CAMPAIGN):
+        for cell in select(campaign=campaign, model=MAIN_MODEL, method=method, workload=SINGLES):
+            found.setdefault(cell.workload, []).append((cell.output_cap, speedup(cell)))
+    return {name: sorted(found[name]) for name in SINGLES if name in found}
+
+
+def noise() -> float:
+    """Largest relative spread of throughput between runs that the study repeated with nothing changed (three runs)."""
+    speeds = [cell.throughput_tok_s for cell in select(campaign="SUB_089")]
+    return max(speeds) / min(speeds) - 1
 
 
 def total_wall_s(method: str, *, model: str = MAIN_MODEL) -> float:
@@ -273,13 +333,15 @@ def value(workload: str, method: str, quantity: str, *, model: str = MAIN_MODEL)
         number = QUANTITIES[quantity](cell)
     except (LookupError, ValueError):
         return None
-    if number is None or number != number:
+    if number is None or math.isnan(number):
         return None
     text = f"published: {cell.model}, {cell.hardware}, n = 1 run of {cell.num_prompts} requests"
     return Reference(float(number), text)
 
 
-def printed(workload: str, method: str, quantity: Literal["mean_acceptance_length", "acceptance_rate"]) -> Reference | None:
+def printed(
+    workload: str, method: str, quantity: Literal["mean_acceptance_length", "acceptance_rate"]
+) -> Reference | None:
     """What the article prints for K or a of a workload: one log interval near the end of a run, None where it has none."""
     campaign = {"ngram": "SUB_075", "suffix": "SUB_085v2"}.get(method)  # the sources that its figure 4 names
     found = select(campaign=campaign, workload=workload, method=method)
