@@ -1,7 +1,8 @@
 """The claims ledger: what the published study says, and what the evidence makes of it.
 
-Each claim is a row of figures/data/published/claims.yaml: one sentence, what would refute it, where it is tested, and the
-rules (`lib.rules`) that decide it. A verdict is always computed, never written down; without a finding it is undecided.
+Each claim is a row of figures/data/published/claims.yaml: one sentence, what would refute it, where it is
+tested, and the rules (`lib.rules`) that decide it. A verdict is always computed, never written down; without
+a finding it is undecided.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+import lib.reanalysis  # noqa: F401 - its rules register themselves
 from lib import records, rules
 from lib.cells import Frozen
 from lib.params import Profile
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 
 PATH = records.ROOT / "figures" / "data" / "published" / "claims.yaml"
 SECTIONS = (
-    "The headline", "One picture", "Four settings", "One inequality", "One setting at a time", "Why workloads differ",
+    "The headline", "One picture", "Four settings", "One inequality", "One setting at a "
+    "time", "Why workloads differ",
     "Model size", "Decision tree", "GPU busy share", "Pitfalls", "Summary",
 )  # fmt: skip
 VERDICTS: tuple[Verdict, ...] = ("supported", "refuted", "undecided")
@@ -113,7 +116,8 @@ class Claim(Frozen):
 
     @property
     def figure_file(self) -> str | None:
-        """File name of the committed figure that shows it, a GPU's before the CPU's; None while there is none."""
+        """File name of the committed figure that shows it, a GPU's before the CPU's; None while there is
+        none."""
         if self.figure is None:
             return None
         found = sorted(
@@ -161,7 +165,8 @@ class Row(NamedTuple):
 def combine(scope: str, findings: Iterable[Finding]) -> Verdict:
     """One verdict out of several findings.
 
-    every: one refutation refutes; some: one example supports; agree: findings that contradict each other leave it undecided.
+    every: one refutation refutes; some: one example supports; agree: findings that contradict each other
+    leave it undecided.
     """
     found = {f.verdict for f in findings} - {"undecided"}
     if scope == "every" and "refuted" in found:
@@ -287,7 +292,8 @@ def markdown(ids: Sequence[str], found: Evidence | None = None) -> str:
 
 
 def html(rows: Sequence[Row]) -> str:
-    """The ledger as an HTML table, grouped by section, with links to notebooks and figures; for a file in notebooks/."""
+    """The ledger as an HTML table, grouped by section, with links to notebooks and figures; for a file in
+    notebooks/."""
     from great_tables import GT, loc, style
 
     table = frame(rows)[["section", "id", "claim", "verdict", "evidence", "kind", "refuted if"]]
@@ -312,7 +318,8 @@ def _links(claim: Claim) -> str:
 
 
 def explore(rows: Sequence[Row]) -> Any:
-    """The ledger with filters (verdict, evidence, section, notebook, words), for JupyterLab: an ipywidgets box."""
+    """The ledger with filters (verdict, evidence, section, notebook, words), for JupyterLab: an ipywidgets
+    box."""
     import ipywidgets as widgets
 
     choices = {

@@ -1,7 +1,9 @@
-"""The published study's engine cells as data: numbers only, in this collection's words, checked as they are read.
+"""The published study's engine cells as data: numbers only, in this collection's words, checked as they are
+read.
 
-Source, licence and limits: figures/data/published/README.md. Derived quantities come from `metrics`, over the counters
-summed over the whole run; the values that the study printed (one log interval) are kept apart under `printed_`.
+Source, licence and limits: figures/data/published/README.md. Derived quantities come from `metrics`, over the
+counters summed over the whole run; the values that the study printed (one log interval) are kept apart under
+`printed_`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ MIXES: Mapping[str, Mapping[str, int]] = {
 }
 
 
-# Where a campaign has no vanilla run of its own, the campaign that the study compares it with, in order of preference.
+# Where a campaign has no vanilla run of its own: those the study compares it with, in order of preference.
 BASE_CAMPAIGNS: Mapping[str, tuple[str, ...]] = {
     "SUB_044": ("SUB_086",),
     "SUB_074": ("SUB_086",),
@@ -119,7 +121,8 @@ class PublishedCell(Frozen):
 
     @property
     def counters(self) -> Counters:
-        """Counters for `metrics`; request-steps are output - accepted. ValueError if the study logged none."""
+        """Counters for `metrics`; request-steps are output - accepted. ValueError if the study logged
+        none."""
         if not self.has_counters:
             raise ValueError(
                 f"{self.label} has no whole-run counters, allowed: a cell whose has_counters is true"
@@ -180,7 +183,8 @@ def read(path: Path) -> tuple[PublishedCell, ...]:
 
 
 def select(source: Iterable[PublishedCell] | None = None, **fields: Any) -> list[PublishedCell]:
-    """Cells whose fields equal what is given; a tuple allows several values. ValueError for an unknown field."""
+    """Cells whose fields equal what is given; a tuple allows several values. ValueError for an unknown
+    field."""
     for name in fields:
         if name not in PublishedCell.model_fields:
             raise ValueError(
@@ -220,7 +224,8 @@ def speculative_cells() -> list[PublishedCell]:
 
 
 def baseline(cell: PublishedCell) -> PublishedCell:
-    """The vanilla run of the same model and workload in its campaign, else in BASE_CAMPAIGNS; LookupError if none."""
+    """The vanilla run of the same model and workload in its campaign, else in BASE_CAMPAIGNS; LookupError if
+    none."""
     for campaign in (cell.campaign, *BASE_CAMPAIGNS.get(cell.campaign, ())):
         found = select(
             campaign=campaign,
@@ -242,7 +247,8 @@ def speedup(test: PublishedCell, base: PublishedCell | None = None) -> float:
 
 
 def step_cost(cell: PublishedCell) -> float:
-    """R as the identity speedup = tau / R gives it: tokens per step over the speedup (ramp-up and tail included)."""
+    """R as the identity speedup = tau / R gives it: tokens per step over the speedup (ramp-up and tail
+    included)."""
     return metrics.tokens_per_step(cell.counters) / speedup(cell)
 
 
@@ -253,7 +259,8 @@ def verified_per_request_step(cell: PublishedCell) -> float:
 
 
 def predicted_tau(parts: Iterable[tuple[float, Counters]]) -> float:
-    """Tokens per step of prompts mixed with the given weights: weighted tokens over weighted request-steps."""
+    """Tokens per step of prompts mixed with the given weights: weighted tokens over weighted
+    request-steps."""
     parts = list(parts)
     return sum(w * c.num_output_tokens for w, c in parts) / sum(w * c.num_request_steps for w, c in parts)
 
@@ -264,19 +271,22 @@ def predicted_mix_tau(model: str, method: str, mix: str) -> float:
 
 
 def memory_ratio(model: str, method: str, mix: str) -> float:
-    """Measured over predicted tokens per step of a mix; above 1 where the drafter had seen the answers before."""
+    """Measured over predicted tokens per step of a mix; above 1 where the drafter had seen the answers
+    before."""
     measured = metrics.tokens_per_step(main_cell(mix, method, model=model).counters)
     return measured / predicted_mix_tau(model, method, mix)
 
 
 def predicted_mix_throughput(model: str, method: str, mix: str) -> float:
-    """Throughput of a mix from the single workloads: prompt-weighted tokens over prompt-weighted wall time."""
+    """Throughput of a mix from the single workloads: prompt-weighted tokens over prompt-weighted wall
+    time."""
     parts = [(share, main_cell(name, method, model=model)) for name, share in MIXES[mix].items()]
     return sum(s * c.num_output_tokens for s, c in parts) / sum(s * c.wall_s for s, c in parts)
 
 
 def speedups_by_output_cap(method: str = "ngram") -> dict[str, list[tuple[int, float]]]:
-    """(output cap, speedup) of the article's model by workload, rising: three series of runs that differ in the cap."""
+    """(output cap, speedup) of the article's model by workload, rising: three series of runs that differ in
+    the cap."""
     found: dict[str, list[tuple[int, float]]] = {}
     for campaign in ("REC1", "REC1v2", MAIN_CAMPAIGN):
         for cell in select(campaign=campaign, model=MAIN_MODEL, method=method, workload=SINGLES):
@@ -285,7 +295,8 @@ def speedups_by_output_cap(method: str = "ngram") -> dict[str, list[tuple[int, f
 
 
 def noise() -> float:
-    """Largest relative spread of throughput between runs that the study repeated with nothing changed (three runs)."""
+    """Largest relative spread of throughput between runs that the study repeated with nothing changed (three
+    runs)."""
     speeds = [cell.throughput_tok_s for cell in select(campaign="SUB_089")]
     return max(speeds) / min(speeds) - 1
 
@@ -321,10 +332,11 @@ QUANTITIES = {
 
 
 def value(workload: str, method: str, quantity: str, *, model: str = MAIN_MODEL) -> Reference | None:
-    """The article's value of `quantity` (a key of QUANTITIES) for a reference mark, or None where it has none.
+    """The article's value of `quantity` (a key of QUANTITIES) for a reference mark, or None where it has
+    none.
 
-    `method` is vanilla, ngram, suffix, or full (the article's full configuration, which is its suffix cell). Counts are
-    over the whole run. Raises ValueError for an unknown quantity.
+    `method` is vanilla, ngram, suffix, or full (the article's full configuration, which is its suffix cell).
+    Counts are over the whole run. Raises ValueError for an unknown quantity.
     """
     if quantity not in QUANTITIES:
         raise ValueError(f"quantity is {quantity!r}, allowed: {', '.join(QUANTITIES)}")
@@ -342,7 +354,8 @@ def value(workload: str, method: str, quantity: str, *, model: str = MAIN_MODEL)
 def printed(
     workload: str, method: str, quantity: Literal["mean_acceptance_length", "acceptance_rate"]
 ) -> Reference | None:
-    """What the article prints for K or a of a workload: one log interval near the end of a run, None where it has none."""
+    """What the article prints for K or a of a workload: one log interval near the end of a run, None where it
+    has none."""
     campaign = {"ngram": "SUB_075", "suffix": "SUB_085v2"}.get(method)  # the sources that its figure 4 names
     found = select(campaign=campaign, workload=workload, method=method)
     number = getattr(found[0], f"printed_{quantity}") if found else None

@@ -1,12 +1,13 @@
 """The rules that decide the study's claims, each from records or from the study's own cells.
 
-A rule is a function of the `Evidence` and its arguments in claims.yaml; its docstring says how it decides. It returns
-findings: a verdict, where it comes from, and the numbers behind it. No record, no finding.
+A rule is a function of the `Evidence` and its arguments in claims.yaml; its docstring says how it decides. It
+returns findings: a verdict, where it comes from, and the numbers behind it. No record, no finding.
 
-What a machine may decide: acceptance depends on the model and the prompts but not on the machine, so drafting is judged
-on any machine, each time for the model that was measured. Speed, step cost and utilisation are judged on GPUs only: a CPU
-engine is another machine, and no evidence against a claim about GPUs. Intervals are 95 %; a rule decides only what the
-whole interval says, and a value without an interval is taken as it is, with its n.
+What a machine may decide: acceptance depends on the model and the prompts but not on the machine, so drafting
+is judged on any machine, each time for the model that was measured. Speed, step cost and utilisation are
+judged on GPUs only: a CPU engine is another machine, and no evidence against a claim about GPUs. Intervals
+are 95 %; a rule decides only what the whole interval says, and a value without an interval is taken as it is,
+with its n.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import numpy as np
 from lib import corpus, ladder, metrics, params, published, stats, steptime, workloads
 from lib.cells import WORKLOADS
 from lib.params import Profile
-from lib.published import MAIN_MODEL, SINGLES, PublishedCell
 from lib.records import Record, Store, Trace, data_folder
 from lib.stats import Estimate
 
@@ -119,7 +119,8 @@ class Bench:
 
     @cached_property
     def noise(self) -> float:
-        """The A/A noise floor: largest departure of vanilla from itself in another repeat; 0 without repeats."""
+        """The A/A noise floor: largest departure of vanilla from itself in another repeat; 0 without
+        repeats."""
         arms: dict[int, list[Record]] = {}
         for r in self.records("vanilla"):
             arms.setdefault(r.cell.engine.repeat, []).append(r)
@@ -155,7 +156,8 @@ class Evidence:
 
     @classmethod
     def committed(cls, *replaced: Bench) -> Evidence:
-        """The committed records of every profile in params/, `replaced` benches standing in for those of their profile."""
+        """The committed records of every profile in params/, `replaced` benches standing in for those of
+        their profile."""
         own = {bench.name: bench for bench in replaced}
         names = {
             path.stem for path in params.PARAMS.glob("*.yaml") if any(data_folder(path.stem).glob("*.json"))
@@ -203,7 +205,7 @@ def all_of(verdicts: Iterable[Verdict]) -> Verdict:
     return "supported" if verdicts and set(verdicts) == {"supported"} else "undecided"
 
 
-def _is(condition: bool) -> Verdict:
+def is_true(condition: bool) -> Verdict:
     return "supported" if condition else "refuted"
 
 
@@ -225,7 +227,8 @@ def over(a: Estimate, b: Estimate) -> Estimate:
 
 
 def drafting(records: Sequence[Record], quantity: Literal["K", "a", "tau"]) -> Estimate:
-    """K, acceptance rate or tokens per step of records pooled; intervals over prompts where the engine tells, else cells."""
+    """K, acceptance rate or tokens per step of records pooled; intervals over prompts where the engine tells,
+    else cells."""
     if quantity == "tau":
         value = metrics.tokens_per_step(metrics.pooled(records))
         cells = spread([metrics.tokens_per_step(r.counters) for r in records])
@@ -241,7 +244,21 @@ def drafting(records: Sequence[Record], quantity: Literal["K", "a", "tau"]) -> E
     return Estimate(value, value - half, value + half, sum(len(r.requests) for r in records))
 
 
-def _percent(ratio: float) -> str:
+def band(inside: int, total: int) -> Verdict:
+    """supported from nine tenths inside up, refuted under one half."""
+    return "supported" if inside >= 0.9 * total else "refuted" if inside < 0.5 * total else "undecided"
+
+
+def explained(pairs: Sequence[tuple[float, float]]) -> tuple[Verdict, str]:
+    """How much of the variance of log speedup log K explains; pairs: (K, speedup). supported from 0.9,
+    refuted under 0.5."""
+    k, ratio = np.log(np.asarray(pairs)).T
+    share = float(np.corrcoef(k, ratio)[0, 1] ** 2)
+    verdict = "supported" if share >= 0.9 else "refuted" if share < 0.5 else "undecided"
+    return verdict, f"K explains {100 * share:.0f} % of the variance of the speedup, {len(pairs)} cells"
+
+
+def as_percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f} %"
 
 
@@ -249,633 +266,8 @@ def _name(key: tuple[str, int]) -> str:
     return f"{key[0]} B={key[1]}"
 
 
-def _median(values: Iterable[float]) -> float:
+def median(values: Iterable[float]) -> float:
     return float(np.median(list(values)))
-
-
-# ---------------------------------------------------------------- the study's own cells
-
-
-def _found(verdict: Verdict, text: str) -> list[Finding]:
-    return [Finding(verdict, PUBLISHED, text)]
-
-
-def _one_engine(**fields) -> list[PublishedCell]:
-    return published.select(arrangement="one-engine", status="ok", **fields)
-
-
-def _gains(model: str, method: str, names: Sequence[str]) -> dict[str, float]:
-    return {w: published.speedup(published.main_cell(w, method, model=model)) for w in names}
-
-
-@reanalysis
-def published_count(evidence: Evidence, expected: int) -> list[Finding]:
-    """Supported if the study's cells are as many as it says."""
-    cells = published.select(in_study=True)
-    http = sum(c.arrangement == "two-engines-http" for c in cells)
-    return _found(
-        _is(len(cells) == expected), f"{len(cells)} cells, of which {http} are an HTTP test of two engines"
-    )
-
-
-@reanalysis
-def published_grid(evidence: Evidence, models: int, workloads: int) -> list[Finding]:
-    """Supported if that many models each have that many workloads."""
-    by_model: dict[str, set[str]] = {}
-    for cell in published.select(in_study=True, arrangement="one-engine"):
-        by_model.setdefault(cell.model, set()).add(cell.workload)
-    whole = sum(len(names) >= workloads for names in by_model.values())
-    text = f"{whole} of {len(by_model)} models have {workloads} workloads"
-    return _found(_is(len(by_model) == models and whole == models), text)
-
-
-@reanalysis
-def published_gain(
-    evidence: Evidence,
-    workload: str,
-    method: str,
-    percent: float,
-    model: str = MAIN_MODEL,
-    tolerance: float = 1.0,
-) -> list[Finding]:
-    """Supported if the cell's throughput over vanilla's differs from the claim by at most `tolerance` points."""
-    gain = 100 * (_gains(model, method, [workload])[workload] - 1)
-    return _found(_is(abs(gain - percent) <= tolerance), f"{workload} {method} {gain:+.1f} % (n = 1 run)")
-
-
-@reanalysis
-def published_gain_range(
-    evidence: Evidence, model: str, method: str, low: float, high: float
-) -> list[Finding]:
-    """Supported if smallest and largest gain over the six workloads are the claimed ones to within one point."""
-    gains = [100 * (g - 1) for g in _gains(model, method, WORKLOADS).values()]
-    near = abs(min(gains) - low) <= 1 and abs(max(gains) - high) <= 1
-    return _found(_is(near), f"{min(gains):+.1f} % to {max(gains):+.1f} % (n = 1 run each)")
-
-
-@reanalysis
-def published_all_gain(
-    evidence: Evidence, model: str, method: str, workloads: Sequence[str] = WORKLOADS
-) -> list[Finding]:
-    """Refuted if a workload is slower than vanilla by more than the study's noise; supported if all are faster."""
-    gains, noise = _gains(model, method, workloads), published.noise()
-    losing = [f"{w} {_percent(g)}" for w, g in gains.items() if g < 1 - noise]
-    text = f"{model} {method}: {sum(g > 1 for g in gains.values())} of {len(gains)} gain"
-    text += f", but {', '.join(losing)}" if losing else ""
-    verdict = "refuted" if losing else "supported" if min(gains.values()) > 1 else "undecided"
-    return _found(verdict, f"{text} (n = 1 run each)")
-
-
-@reanalysis
-def published_loses(evidence: Evidence, model: str, method: str, workload: str) -> list[Finding]:
-    """Supported if the cell is slower than vanilla by more than the study's noise, refuted if it is faster."""
-    gain, noise = _gains(model, method, [workload])[workload], published.noise()
-    verdict = "supported" if gain < 1 - noise else "refuted" if gain > 1 + noise else "undecided"
-    return _found(verdict, f"{workload} {method} {_percent(gain)} (n = 1 run)")
-
-
-@reanalysis
-def published_loses_only(
-    evidence: Evidence, model: str, method: str, workload: str, percent: float
-) -> list[Finding]:
-    """Supported if only `workload` is slower than vanilla, by the claimed share to within one point."""
-    gains = _gains(model, method, WORKLOADS)
-    losing = [w for w, g in gains.items() if g < 1]
-    near = abs(100 * (gains[workload] - 1) - percent) <= 1
-    text = f"slower: {', '.join(f'{w} {_percent(gains[w])}' for w in losing) or 'none'} (n = 1 run each)"
-    return _found(_is(losing == [workload] and near), text)
-
-
-@reanalysis
-def published_losses(evidence: Evidence) -> list[Finding]:
-    """Supported if some speculative cell of the matrix is slower than vanilla."""
-    cells = published.speculative_cells()
-    slow = [c for c in cells if published.speedup(c) < 1 - published.noise()]
-    return _found(_is(bool(slow)), f"{len(slow)} of {len(cells)} speculative cells with logs are slower")
-
-
-@reanalysis
-def published_wall(evidence: Evidence, percent: float) -> list[Finding]:
-    """Supported if the six workloads' wall time together changes by the claimed share to within one point."""
-    change = 100 * (published.total_wall_s("suffix") / published.total_wall_s("vanilla") - 1)
-    return _found(_is(abs(change - percent) <= 1), f"{change:+.1f} % over six workloads")
-
-
-@reanalysis
-def published_mix_memory(evidence: Evidence, mix: str) -> list[Finding]:
-    """Refuted if suffix takes over 10 % more tokens a step on the mix than its parts explain, while ngram does not.
-
-    The mix ran last in an engine that had answered the same prompts; the suffix drafter remembers answers.
-    """
-    suffix, ngram = (published.memory_ratio(MAIN_MODEL, m, mix) for m in ("suffix", "ngram"))
-    predicted = published.predicted_mix_throughput(MAIN_MODEL, "suffix", mix)
-    fair = predicted / published.main_cell(mix, "vanilla").throughput_tok_s
-    text = (
-        f"{mix} tokens per step, measured over predicted from its parts: suffix {suffix:.2f}, ngram {ngram:.2f}; "
-        f"its parts' own speed would give {_percent(fair)}"
-    )
-    return _found("refuted" if suffix > 1.1 > ngram else "supported" if suffix < 1.1 else "undecided", text)
-
-
-@reanalysis
-def published_fewer_steps_slower(evidence: Evidence) -> list[Finding]:
-    """Refuted if a cell takes over 10 % fewer request-steps than vanilla and is slower by more than the noise."""
-    cells = published.speculative_cells()
-    few = [c for c in cells if metrics.tokens_per_step(c.counters) > 1.1]
-    slow = [c for c in few if published.speedup(c) < 1 - published.noise()]
-    worst = min(few, key=published.speedup)
-    text = (
-        f"{len(slow)} of {len(few)} cells with fewer steps are slower, e.g. {worst.model} {worst.workload} {worst.method}: "
-        f"{metrics.tokens_per_step(worst.counters):.2f} tokens per step, {_percent(published.speedup(worst))}"
-    )
-    return _found("refuted" if slow else "supported", text)
-
-
-@reanalysis
-def published_best_draft_length(evidence: Evidence, best: int) -> list[Finding]:
-    """Supported if that number of drafted tokens is the fastest of those the study ran on sonnet (one run each)."""
-    speeds: dict[int, float] = {}
-    for cell in _one_engine(campaign=("SUB_044", "SUB_048"), workload="sonnet", method="ngram"):
-        held = speeds.get(cell.num_speculative_tokens, 0.0)
-        speeds[cell.num_speculative_tokens] = max(held, cell.throughput_tok_s)
-    text = ", ".join(f"{g}: {speeds[g]:,.0f}" for g in sorted(speeds))
-    return _found(
-        _is(max(speeds, key=speeds.get) == best), f"tok/s by drafted tokens {text} (n = 1 run each)"
-    )
-
-
-@reanalysis
-def published_memory_limit(evidence: Evidence, fails: float, works: float) -> list[Finding]:
-    """Supported if suffix with PIECEWISE ran out of memory at the one fraction and finished at the other."""
-    runs = published.select(model=MAIN_MODEL, method="suffix", cudagraph_mode="PIECEWISE", num_prompts=500)
-    high = [c for c in runs if c.gpu_memory_utilization == fails]
-    low = [c for c in runs if c.gpu_memory_utilization == works]
-    failed = sum(c.status == "oom" for c in high)
-    text = f"out of memory: {failed} of {len(high)} at {fails:g}, {sum(c.status == 'oom' for c in low)} of {len(low)} at {works:g}"
-    return _found(_is(failed > 0 and all(c.status == "ok" for c in low)), text)
-
-
-@reanalysis
-def published_one_setting_both_ways(evidence: Evidence, gain: float, loss: float) -> list[Finding]:
-    """Supported if one drafter's best and worst workload are the claimed gain and loss to within two points."""
-    ranges = {
-        m: [100 * (g - 1) for g in _gains(MAIN_MODEL, m, WORKLOADS).values()] for m in ("ngram", "suffix")
-    }
-    one = any(abs(max(r) - gain) <= 2 and abs(min(r) - loss) <= 2 for r in ranges.values())
-    text = "; ".join(f"{m} {min(r):+.1f} to {max(r):+.1f} %" for m, r in ranges.items())
-    return _found(_is(one), f"{text} (n = 1 run each)")
-
-
-def _small(methods: Sequence[str]) -> dict[PublishedCell, float]:
-    """Speedups of the study's speculative cells at 7B and below."""
-    cells = [c for c in _one_engine(method=tuple(methods)) if c.params_b < SMALL_B]
-    return {c: published.speedup(c) for c in cells}
-
-
-@reanalysis
-def published_small_models(evidence: Evidence, methods: Sequence[str]) -> list[Finding]:
-    """Supported if all cells are slower than vanilla, refuted if each series of runs has a faster one.
-
-    The study ran its small models twice; where the two series disagree, single runs decide nothing.
-    """
-    gains, main = _small(methods), published.MAIN_CAMPAIGN
-    last = [g for c, g in gains.items() if c.campaign == main]
-    rest = [g for c, g in gains.items() if c.campaign != main]
-    up = sum(g > 1 for g in last), sum(g > 1 for g in rest)
-    verdict = "refuted" if all(up) else "supported" if not any(up) else "undecided"
-    text = f"faster than vanilla: {up[1]} of {len(rest)} cells in the first series, {up[0]} of {len(last)} in the last"
-    return _found(verdict, f"{text} (n = 1 run each, the two disagree)" if verdict == "undecided" else text)
-
-
-@reanalysis
-def published_small_factors(evidence: Evidence, low: float, high: float) -> list[Finding]:
-    """Supported if every small-model cell is slower by a factor in [low, high], refuted if one is not."""
-    factors = [1 / g for g in _small(("ngram", "suffix")).values()]
-    outside = sum(not low <= f <= high for f in factors)
-    text = f"from {max(factors):.2f}x slower to {1 / min(factors):.2f}x faster, {outside} of {len(factors)} cells outside"
-    return _found(_is(outside == 0), text)
-
-
-@reanalysis
-def published_small_grid(evidence: Evidence) -> list[Finding]:
-    """Supported if each small model ran with both drafters and on two kinds of GPU, refuted if a cell lacks."""
-    cells = [c for c in published.select(method=("ngram", "suffix")) if c.params_b < SMALL_B]
-    models = sorted({c.model for c in cells})
-    lacking = [m for m in models if not any(c.model == m and c.method == "suffix" for c in cells)]
-    gpus = {c.gpu.split()[0] for c in cells if c.arrangement != "quoted"}
-    text = f"{len(models)} models; never run with suffix: {', '.join(lacking) or 'none'}; measured on {', '.join(sorted(gpus))} only"
-    return _found(_is(not lacking and len(gpus) > 1), text)
-
-
-@reanalysis
-def published_slower_by(
-    evidence: Evidence, model: str, method: str, workload: str, factor: float
-) -> list[Finding]:
-    """One finding a run of the cell: supported if it is slower by the claimed factor to within a tenth."""
-    findings = []
-    for cell in published.select(model=model, method=method, workload=workload, status="ok"):
-        found = 1 / published.speedup(cell)
-        text = (
-            f"{cell.campaign}: {found:.2f}x slower"
-            if found >= 1
-            else f"{cell.campaign}: {_percent(1 / found)}"
-        )
-        findings += _found(_is(abs(found / factor - 1) <= 0.1), text)
-    return findings
-
-
-@reanalysis
-def published_fixed_inequality(evidence: Evidence, bound: float) -> list[Finding]:
-    """Refuted if a cell whose whole-run K exceeds `bound` is slower than vanilla by more than the noise."""
-    above = [c for c in published.speculative_cells() if metrics.mean_acceptance_length(c.counters) > bound]
-    slow = [c for c in above if published.speedup(c) < 1 - published.noise()]
-    text = f"K exceeds {bound:g} in {len(above)} of {len(published.speculative_cells())} cells, {len(slow)} of them are slower"
-    return _found("refuted" if slow else "supported", text)
-
-
-@reanalysis
-def published_step_cost(evidence: Evidence, low: float, high: float) -> list[Finding]:
-    """R = tokens per step over speedup: supported if nine tenths of the cells lie in the band, refuted if under half do."""
-    costs = [published.step_cost(c) for c in published.speculative_cells()]
-    inside = sum(low <= r <= high for r in costs)
-    text = f"{inside} of {len(costs)} cells inside; {min(costs):.2f} to {max(costs):.2f}, median {_median(costs):.2f}"
-    return _found(_band(inside, len(costs)), text)
-
-
-def _band(inside: int, total: int) -> Verdict:
-    return "supported" if inside >= 0.9 * total else "refuted" if inside < 0.5 * total else "undecided"
-
-
-@reanalysis
-def published_variation(evidence: Evidence) -> list[Finding]:
-    """Refuted if K explains less than half of the variance of the speedup over the cells (squared correlation of their
-    logarithms), supported if it explains nine tenths."""
-    cells = published.speculative_cells()
-    pairs = [(metrics.mean_acceptance_length(c.counters), published.speedup(c)) for c in cells]
-    return _found(*_explained(pairs))
-
-
-def _explained(pairs: Sequence[tuple[float, float]]) -> tuple[Verdict, str]:
-    k, ratio = np.log(np.asarray(pairs)).T
-    share = float(np.corrcoef(k, ratio)[0, 1] ** 2)
-    verdict = "supported" if share >= 0.9 else "refuted" if share < 0.5 else "undecided"
-    return verdict, f"K explains {100 * share:.0f} % of the variance of the speedup, {len(pairs)} cells"
-
-
-@reanalysis
-def published_k_against_tau(evidence: Evidence) -> list[Finding]:
-    """Refuted if in some cell a request-step advances by less than 0.9 K."""
-    ratios = {
-        c: metrics.tokens_per_step(c.counters) / metrics.mean_acceptance_length(c.counters)
-        for c in published.speculative_cells()
-    }
-    worst = min(ratios, key=ratios.get)
-    text = (
-        f"{sum(r < 0.9 for r in ratios.values())} of {len(ratios)} cells below; {worst.model} {worst.workload} {worst.method}: "
-        f"K {metrics.mean_acceptance_length(worst.counters):.2f}, tokens per step {metrics.tokens_per_step(worst.counters):.2f}"
-    )
-    return _found(_is(min(ratios.values()) >= 0.9), text)
-
-
-@reanalysis
-def published_linear_rule(evidence: Evidence) -> list[Finding]:
-    """Refuted if K = 1 + a gamma is exact only for drafts of fixed length (an identity) and worse than the closed form else."""
-
-    def errors(method: str, formula: Callable[[float, int], float]) -> list[float]:
-        cells = [c for c in published.speculative_cells() if c.method == method]
-        pairs = [
-            (
-                metrics.mean_acceptance_length(c.counters),
-                formula(metrics.acceptance_rate(c.counters), c.num_speculative_tokens),
-            )
-            for c in cells
-        ]
-        return [abs(formed / k - 1) for k, formed in pairs]
-
-    def linear(a: float, gamma: int) -> float:
-        return 1 + a * gamma
-
-    def closed(a: float, gamma: int) -> float:
-        return (1 - a ** (gamma + 1)) / (1 - a)
-
-    identity, varying, other = (
-        max(errors("ngram", linear)),
-        _median(errors("suffix", linear)),
-        _median(errors("suffix", closed)),
-    )
-    text = (
-        f"ngram (7 each): off by at most {100 * identity:.1f} %, as an identity must; "
-        f"suffix: off by {100 * varying:.0f} %, closed form {100 * other:.0f} % (medians)"
-    )
-    return _found("refuted" if identity < 0.01 and varying >= other else "undecided", text)
-
-
-@reanalysis
-def published_finds_nothing(
-    evidence: Evidence, workload: str, method: str, k: float, acceptance: float
-) -> list[Finding]:
-    """Supported if whole-run K and acceptance both stay below the bounds, refuted if one exceeds its bound."""
-    c = published.main_cell(workload, method).counters
-    found_k, found_a = metrics.mean_acceptance_length(c), metrics.acceptance_rate(c)
-    share = c.num_accepted_tokens / c.num_output_tokens
-    text = f"whole run: K {found_k:.2f}, acceptance {100 * found_a:.1f} %, {100 * share:.0f} % of the output from drafts"
-    return _found(_is(found_k <= k and found_a <= acceptance), text)
-
-
-@reanalysis
-def published_single_step(evidence: Evidence, base: str, test: str, percent: float) -> list[Finding]:
-    """Refuted if the two runs differ in a recorded setting besides the drafter; the gain itself is given."""
-    first = published.one(campaign=base, workload="sonnet", method="vanilla")
-    runs = _one_engine(campaign=test, workload="sonnet", method="ngram", num_speculative_tokens=7)
-    second = max(runs, key=lambda c: c.throughput_tok_s)
-    differ = [
-        f"{name} {getattr(first, name)} / {getattr(second, name)}"
-        for name in ("gpu_memory_utilization", "max_num_seqs", "num_prompts", "output_cap")
-        if None not in (getattr(first, name), getattr(second, name))
-        and getattr(first, name) != getattr(second, name)
-    ]
-    gain = second.throughput_tok_s / first.throughput_tok_s
-    same = _gains(MAIN_MODEL, "ngram", ["sonnet"])["sonnet"]
-    text = (
-        f"{_percent(gain)}, but also {', '.join(differ)}; same conditions {_percent(same)}"
-        if differ
-        else _percent(gain)
-    )
-    return _found(_is(not differ and abs(100 * (gain - 1) - percent) <= 1), text)
-
-
-@reanalysis
-def published_first_step_share(evidence: Evidence, workloads: Sequence[str]) -> list[Finding]:
-    """One verdict over the workloads: refuted if ngram's gain is under half of the full configuration's on one of them."""
-    ngram, full = (_gains(MAIN_MODEL, m, workloads) for m in ("ngram", "suffix"))
-    shares = {w: (ngram[w] - 1) / (full[w] - 1) for w in workloads}
-    text = ", ".join(f"{w} {100 * s:.0f} %" for w, s in shares.items())
-    return _found(_is(min(shares.values()) >= 0.5), f"ngram's share of the gain: {text} (n = 1 run each)")
-
-
-@reanalysis
-def published_staircase(evidence: Evidence, workload: str) -> list[Finding]:
-    """Refuted if suffix alone (the study's only run without PIECEWISE was eager) is slower than ngram before it."""
-    base = published.one(campaign="SUB_086", workload=workload, method="vanilla")
-    ngram = published.one(campaign="SUB_075", workload=workload, method="ngram")
-    alone = published.one(campaign="SUB_074", workload=workload, method="suffix", num_prompts=500)
-    last = published.one(campaign="SUB_085v2", workload=workload, method="suffix")
-    speeds = [c.throughput_tok_s for c in (base, ngram, alone, last)]
-    text = (
-        " -> ".join(f"{s:,.0f}" for s in speeds) + " tok/s (vanilla, ngram, suffix eager, suffix PIECEWISE)"
-    )
-    return _found(_is(speeds == sorted(speeds)), text)
-
-
-@reanalysis
-def published_rescue(evidence: Evidence, model: str) -> list[Finding]:
-    """Supported if every workload that ngram slows down is faster than vanilla with the full configuration."""
-    ngram, full = _gains(model, "ngram", WORKLOADS), _gains(model, "suffix", WORKLOADS)
-    slowed = [w for w in WORKLOADS if ngram[w] < 1 - published.noise()]
-    text = ", ".join(f"{w} {_percent(ngram[w])} -> {_percent(full[w])}" for w in slowed)
-    return _found(_is(bool(slowed) and all(full[w] > 1 for w in slowed)), f"{text} (n = 1 run each)")
-
-
-def _whole_run(workload: str, method: str, quantity: Literal["K", "a"]) -> float:
-    c = published.main_cell(workload, method).counters
-    return metrics.mean_acceptance_length(c) if quantity == "K" else metrics.acceptance_rate(c)
-
-
-@reanalysis
-def published_k_ratio(evidence: Evidence, low: float, high: float) -> list[Finding]:
-    """Supported if suffix's whole-run K over ngram's lies in [low, high] on all three single workloads."""
-    ratios = {w: _whole_run(w, "suffix", "K") / _whole_run(w, "ngram", "K") for w in SINGLES}
-    text = ", ".join(f"{w} {r:.2f}" for w, r in ratios.items())
-    return _found(_is(all(low <= r <= high for r in ratios.values())), f"whole-run ratio: {text}")
-
-
-@reanalysis
-def published_acceptance_ratio(evidence: Evidence, workload: str, at_least: float) -> list[Finding]:
-    """Supported if suffix's whole-run acceptance is at least `at_least` times ngram's."""
-    suffix, ngram = _whole_run(workload, "suffix", "a"), _whole_run(workload, "ngram", "a")
-    text = f"whole run {100 * ngram:.1f} % -> {100 * suffix:.1f} %, {suffix / ngram:.1f} times"
-    return _found(_is(suffix / ngram >= at_least), text)
-
-
-@reanalysis
-def published_eager_chat(evidence: Evidence, loss: float, gain: float) -> list[Finding]:
-    """Supported if on chat eager suffix loses and PIECEWISE suffix gains as claimed, to within two points."""
-    eager = published.one(campaign="SUB_074", workload="chat", method="suffix")
-    pieces = published.one(campaign="SUB_085v2", workload="chat", method="suffix")
-    found = [100 * (published.speedup(c) - 1) for c in (eager, pieces)]
-    near = abs(found[0] - loss) <= 2 and abs(found[1] - gain) <= 2
-    return _found(_is(near), f"chat: eager {found[0]:+.1f} %, PIECEWISE {found[1]:+.1f} % (n = 1 run each)")
-
-
-@reanalysis
-def published_printed_acceptance(evidence: Evidence, method: str) -> list[Finding]:
-    """Supported if the printed K and acceptance are within a tenth of the whole run's on all three workloads.
-
-    The printed values are one log interval of about ten seconds; the whole-run values sum all intervals.
-    """
-    parts, near = [], []
-    for workload in SINGLES:
-        k, a = _whole_run(workload, method, "K"), _whole_run(workload, method, "a")
-        shown_k = published.printed(workload, method, "mean_acceptance_length").value
-        shown_a = published.printed(workload, method, "acceptance_rate").value
-        near += [abs(shown_k / k - 1) <= 0.1, abs(shown_a / a - 1) <= 0.1]
-        parts.append(f"{workload} {k:.2f} / {100 * a:.1f} %")
-    return _found(_is(all(near)), f"whole run: {', '.join(parts)}")
-
-
-@reanalysis
-def published_only_bar_below(evidence: Evidence, bound: float) -> list[Finding]:
-    """Supported if ngram on code is the only single-workload cell whose whole-run K is below `bound`."""
-    values = {(w, m): _whole_run(w, m, "K") for w in SINGLES for m in ("ngram", "suffix")}
-    below = [key for key, k in values.items() if k < bound]
-    return _found(
-        _is(below == [("code", "ngram")]),
-        f"{len(below)} of {len(values)} below; smallest {min(values.values()):.2f}",
-    )
-
-
-@reanalysis
-def published_k_order(evidence: Evidence, method: str, higher: str, lower: str) -> list[Finding]:
-    """Supported if the whole-run K of the one workload exceeds that of the other."""
-    top, bottom = _whole_run(higher, method, "K"), _whole_run(lower, method, "K")
-    return _found(_is(top > bottom), f"whole-run K: {higher} {top:.2f}, {lower} {bottom:.2f}")
-
-
-@reanalysis
-def published_chat_length(evidence: Evidence, expected: float) -> list[Finding]:
-    """One finding a series of runs: supported if vanilla's mean chat reply is within a tenth of it and below the cap."""
-    findings = []
-    for cell in _one_engine(model=MAIN_MODEL, workload="chat", method="vanilla", output_cap=8192):
-        mean = cell.num_output_tokens / cell.num_prompts
-        near = abs(mean / expected - 1) <= 0.1 and mean < cell.output_cap
-        findings += _found(_is(near), f"{cell.campaign}: {mean:.0f} tokens")
-    return findings
-
-
-@reanalysis
-def published_gains_close(
-    evidence: Evidence, method: str, workloads: Sequence[str], points: float
-) -> list[Finding]:
-    """Supported if the two gains differ by at most `points` percentage points."""
-    gains = {w: 100 * (g - 1) for w, g in _gains(MAIN_MODEL, method, workloads).items()}
-    text = ", ".join(f"{w} {g:+.1f} %" for w, g in gains.items())
-    return _found(_is(max(gains.values()) - min(gains.values()) <= points), f"{text} (n = 1 run each)")
-
-
-@reanalysis
-def expected_repeats(evidence: Evidence, draws: int, pool: int, expected: float) -> list[Finding]:
-    """Supported if draws - pool (1 - (1 - 1/pool)^draws), the expected number of repeats, is within one of the claim."""
-    found = draws - pool * (1 - (1 - 1 / pool) ** draws)
-    return [Finding(_is(abs(found - expected) <= 1), ARITHMETIC, f"{found:.1f} repeats expected")]
-
-
-@reanalysis
-def word_pairs(evidence: Evidence, expected: int) -> list[Finding]:
-    """Supported if the square of the word pool's size is the claimed number."""
-    size = len(corpus.CODE_WORDS)
-    return [Finding(_is(size**2 == expected), ARITHMETIC, f"{size} x {size} = {size**2}")]
-
-
-@reanalysis
-def published_sign_by_output_cap(evidence: Evidence) -> list[Finding]:
-    """Refuted if on one model a workload's sign changes with the output cap alone (number of prompts aside)."""
-    curves = published.speedups_by_output_cap()
-    flips = [w for w, points in curves.items() if min(s for _, s in points) < 1 < max(s for _, s in points)]
-    text = "; ".join(
-        f"{MAIN_MODEL} ngram {w} " + ", ".join(f"{_percent(s)} at {cap:,}" for cap, s in curves[w])
-        for w in flips[:1]
-    )
-    return _found("refuted" if flips else "undecided", f"{text} output tokens (n = 1 run each)")
-
-
-@reanalysis
-def published_models_differ(
-    evidence: Evidence, models: Sequence[str], workload: str, method: str
-) -> list[Finding]:
-    """Supported if the models' whole-run acceptance differs by more than a tenth."""
-    values = {
-        m: metrics.acceptance_rate(published.main_cell(workload, method, model=m).counters) for m in models
-    }
-    text = ", ".join(f"{m} {100 * a:.1f} %" for m, a in values.items())
-    return _found(_is(max(values.values()) / min(values.values()) > 1.1), f"{workload} {method}: {text}")
-
-
-def _busy(method: str) -> float:
-    return float(np.mean([published.main_cell(w, method).gpu_busy_process_pct for w in WORKLOADS]))
-
-
-@reanalysis
-def published_busy(evidence: Evidence, base: float, test: float) -> list[Finding]:
-    """Supported if the printed means are the claimed ones to within half a point; means while generating are given too."""
-    shown = _busy("vanilla"), _busy("suffix")
-    pure = [
-        float(np.average([published.main_cell(w, m).gpu_busy_pct for w in WORKLOADS],
-                         weights=[published.main_cell(w, m).wall_s for w in WORKLOADS]))
-        for m in ("vanilla", "suffix")
-    ]  # fmt: skip
-    near = abs(shown[0] - base) <= 0.5 and abs(shown[1] - test) <= 0.5
-    text = f"{shown[0]:.1f} -> {shown[1]:.1f} %, start-up included; {pure[0]:.1f} -> {pure[1]:.1f} % while generating"
-    return _found(_is(near), text)
-
-
-@reanalysis
-def published_matched_totals(evidence: Evidence, gain: float, wall: float) -> list[Finding]:
-    """Supported if gain and wall time hold for the same six workloads to within three points."""
-    speed = 100 * (
-        published.total_throughput_tok_s("suffix") / published.total_throughput_tok_s("vanilla") - 1
-    )
-    time = 100 * (published.total_wall_s("suffix") / published.total_wall_s("vanilla") - 1)
-    one = published.main_cell("sonnet", "suffix")
-    alone = 100 * (one.wall_s / published.baseline(one).wall_s - 1)
-    text = (
-        f"six workloads {speed:+.1f} % with wall {time:+.1f} %; "
-        f"sonnet {_percent(published.speedup(one))} with wall {alone:+.1f} %"
-    )
-    return _found(_is(abs(speed - gain) <= 3 and abs(time - wall) <= 3), text)
-
-
-@reanalysis
-def published_faster_less_busy(evidence: Evidence, energy: bool = False) -> list[Finding]:
-    """Supported if a cell is faster than vanilla with a lower busy share while generating (and less energy a token)."""
-    found = []
-    for cell in published.speculative_cells():
-        base = published.baseline(cell)
-        if None in (cell.gpu_busy_pct, base.gpu_busy_pct, cell.gpu_power_w, base.gpu_power_w):
-            continue
-        joules = [c.gpu_power_w / c.throughput_tok_s for c in (base, cell)]
-        if (
-            published.speedup(cell) > 1
-            and cell.gpu_busy_pct < base.gpu_busy_pct - 2
-            and (not energy or joules[1] < joules[0])
-        ):
-            found.append((cell, base, joules))
-    if not found:
-        return _found("refuted", "no such cell")
-    cell, base, joules = found[0]
-    text = f"{len(found)} cells, e.g. {cell.workload} {cell.method} {_percent(published.speedup(cell))} at {base.gpu_busy_pct:.0f} -> {cell.gpu_busy_pct:.0f} % busy"
-    return _found("supported", text + (f", {joules[0]:.2f} -> {joules[1]:.2f} J a token" if energy else ""))
-
-
-@reanalysis
-def published_tokens_per_step(evidence: Evidence, low: float, high: float) -> list[Finding]:
-    """Supported if most workloads' tokens per step with suffix lie in [low, high], refuted if most do not."""
-    values = {w: metrics.tokens_per_step(published.main_cell(w, "suffix").counters) for w in WORKLOADS}
-    inside = sum(low <= v <= high for v in values.values())
-    text = ", ".join(f"{w} {v:.1f}" for w, v in values.items())
-    return _found(_is(inside > len(values) / 2), f"{MAIN_MODEL}: {text}")
-
-
-@reanalysis
-def published_long_drafts(evidence: Evidence, at_least: int) -> list[Finding]:
-    """Supported if a run failed that differs from a finished one in the number of drafted tokens alone, else undecided."""
-    long = [
-        c
-        for c in published.cells()
-        if (c.num_speculative_tokens or 0) >= at_least and c.arrangement == "one-engine"
-    ]
-    failed = [c for c in long if c.status == "crashed"]
-    alone = [
-        c for c in failed
-        if any(o.status == "ok" and (o.prompt_lookup_min, o.prompt_lookup_max) == (c.prompt_lookup_min, c.prompt_lookup_max)
-               for o in published.select(campaign=c.campaign, workload=c.workload, method=c.method))
-    ]  # fmt: skip
-    text = f"{len(failed)} of {len(long)} runs with at least {at_least} crashed, and it changed the lookup range as well"
-    return _found("supported" if alone else "undecided", text)
-
-
-@reanalysis
-def published_both_signs(evidence: Evidence, model: str, method: str) -> list[Finding]:
-    """Supported if one drafter is faster on one workload and slower on another, beyond the study's noise."""
-    gains, noise = _gains(model, method, WORKLOADS), published.noise()
-    both = min(gains.values()) < 1 - noise and max(gains.values()) > 1 + noise
-    text = f"{method} {_percent(min(gains.values()))} to {_percent(max(gains.values()))} (n = 1 run each)"
-    return _found(_is(both), text)
-
-
-@reanalysis
-def published_memory_fraction(evidence: Evidence, share: float) -> list[Finding]:
-    """Supported if vanilla at 0.85 and at 0.80 differs by at least `share` on a workload, refuted if on none."""
-    shifts = {}
-    for workload in ("chat", "code"):
-        high = published.one(campaign="SUB_071", workload=workload, method="vanilla")
-        low = published.one(campaign="SUB_086", workload=workload, method="vanilla")
-        shifts[workload] = low.throughput_tok_s / high.throughput_tok_s
-    text = ", ".join(f"{w} {_percent(s)}" for w, s in shifts.items())
-    return _found(
-        _is(any(abs(s - 1) >= share for s in shifts.values())), f"0.85 -> 0.80: {text} (n = 1 run each)"
-    )
-
-
-@reanalysis
-def published_same_work(evidence: Evidence, first: str, second: str) -> list[Finding]:
-    """Refuted if the two runs read different numbers of prompt tokens for the same number of prompts."""
-    a, b = (
-        _one_engine(campaign=name, method="vanilla", workload=("sonnet", "sonnet-permuted"))[0]
-        for name in (first, second)
-    )
-    sizes = [c.num_prompt_tokens / c.num_prompts for c in (a, b)]
-    text = f"{a.throughput_tok_s:,.0f} tok/s with {sizes[0]:,.0f} prompt tokens each, {b.throughput_tok_s:,.0f} with {sizes[1]:,.0f}"
-    return _found(_is(abs(sizes[0] / sizes[1] - 1) < 0.05), text)
 
 
 # ---------------------------------------------------------------- this collection's records
@@ -884,12 +276,14 @@ def published_same_work(evidence: Evidence, first: str, second: str) -> list[Fin
 def _where(bench: Bench, records: Sequence[Record]) -> str:
     """Model, hardware kind and n, as every measured finding ends."""
     machine = next((r.provenance.gpu for r in records if r.provenance.gpu), None) or "CPU"
-    return f"({bench.profile.model.name}, {machine.removeprefix('NVIDIA ')}, n = {sum(len(r.requests) for r in records)})"
+    requests = sum(len(r.requests) for r in records)
+    return f"({bench.profile.model.name}, {machine.removeprefix('NVIDIA ')}, n = {requests})"
 
 
 @measurement
 def runs_on_a_release(evidence: Evidence, settings: Sequence[str]) -> list[Finding]:
-    """Supported if a released vLLM (a plain version number) drafted with one of the settings, on any machine."""
+    """Supported if a released vLLM (a plain version number) drafted with one of the settings, on any
+    machine."""
     findings = []
     for bench in evidence.benches:
         records = [r for s in settings for r in bench.records(s) if r.counters.num_drafts and r.resolved]
@@ -916,7 +310,7 @@ def suffix_without_plugins(evidence: Evidence) -> list[Finding]:
             drafts = sum(r.counters.num_drafts for r in records)
             findings.append(
                 Finding(
-                    _is(drafts > 0),
+                    is_true(drafts > 0),
                     bench.name,
                     f"{drafts:,} drafts with plugins blocked {_where(bench, records)}",
                 )
@@ -926,7 +320,8 @@ def suffix_without_plugins(evidence: Evidence) -> list[Finding]:
 
 @measurement
 def measured_losses(evidence: Evidence, settings: Sequence[str]) -> list[Finding]:
-    """GPU only. Supported if a setting is slower than vanilla somewhere, refuted if all are faster everywhere."""
+    """GPU only. Supported if a setting is slower than vanilla somewhere, refuted if all are faster
+    everywhere."""
     findings = []
     for bench in evidence.gpus:
         found = {(s, *key): e for s in settings for key, e in bench.speedups(bench.records(s)).items()}
@@ -944,15 +339,19 @@ def measured_losses(evidence: Evidence, settings: Sequence[str]) -> list[Finding
 
 @measurement
 def measured_mix_memory(evidence: Evidence, mix: str) -> list[Finding]:
-    """Any machine, its own model. A mix's tokens per step over what its parts predict, with prompts that the engine
-    answered before over fresh prompts: refuted if this exceeds 1.1 with the drafter's memory on and not with it off."""
+    """Any machine, its own model. A mix's tokens per step over what its parts predict, with prompts that the
+    engine answered before over fresh prompts: refuted if this exceeds 1.1 with the drafter's memory on and
+    not with it off."""
     findings = []
     for bench in evidence.benches:
         effects = {memory: mix_effect(bench, mix, memory) for memory in ("on", "off")}
         if None in effects.values():
             continue
         on, off = (over(e["answered"], e["fresh"]) for e in (effects["on"], effects["off"]))
-        text = f"{mix}, answered before over fresh: memory on {on}, off {off} {_where(bench, bench.records('suffix_cold', mix))}"
+        text = (
+            f"{mix}, answered before over fresh: memory on {on}, off {off} "
+            f"{_where(bench, bench.records('suffix_cold', mix))}"
+        )
         grows, still = within(on, high=1.1), within(off, low=0.9, high=1.1)
         verdict = (
             "refuted"
@@ -966,8 +365,8 @@ def measured_mix_memory(evidence: Evidence, mix: str) -> list[Finding]:
 
 
 def mix_effect(bench: Bench, mix: str, memory: Literal["on", "off"]) -> dict[str, Estimate] | None:
-    """Tokens per step of a mix over the prediction from its parts, by seed: `fresh` prompts, and `answered` ones (the
-    study's way: the mix repeats prompts of the single workloads). None where a record lacks."""
+    """Tokens per step of a mix over the prediction from its parts, by seed: `fresh` prompts, and `answered`
+    ones (the study's way: the mix repeats prompts of the single workloads). None where a record lacks."""
     single, repeated = ("suffix_cold", "suffix_warm") if memory == "on" else ("suffix", "suffix")
     ratios: dict[str, list[float]] = {"fresh": [], "answered": []}
     for key, records in (
@@ -994,7 +393,8 @@ def mix_effect(bench: Bench, mix: str, memory: Literal["on", "off"]) -> dict[str
 
 @measurement
 def silent_changes(evidence: Evidence, settings: Sequence[str]) -> list[Finding]:
-    """Any machine. Refuted if the engine resolved the model runner or asynchronous scheduling differently from vanilla."""
+    """Any machine. Refuted if the engine resolved the model runner or asynchronous scheduling differently
+    from vanilla."""
     findings = []
     for bench in evidence.benches:
         base = [r.resolved for r in bench.records("vanilla") if r.resolved]
@@ -1009,14 +409,15 @@ def silent_changes(evidence: Evidence, settings: Sequence[str]) -> list[Finding]
                 if was != now:
                     changed.append(f"{name}: {label} {was} -> {now}")
         findings.append(
-            Finding(_is(not changed), bench.name, "; ".join(changed) or f"none with {', '.join(tests)}")
+            Finding(is_true(not changed), bench.name, "; ".join(changed) or f"none with {', '.join(tests)}")
         )
     return findings
 
 
 @measurement
 def measured_fewer_steps_slower(evidence: Evidence, settings: Sequence[str]) -> list[Finding]:
-    """GPU only. Refuted if a cell takes over 5 % fewer request-steps than vanilla and is slower, interval below 1."""
+    """GPU only. Refuted if a cell takes over 5 % fewer request-steps than vanilla and is slower, interval
+    below 1."""
     findings = []
     for bench in evidence.gpus:
         few, slow = {}, []
@@ -1043,8 +444,9 @@ def _at(records: Iterable[Record], key: tuple[str, int]) -> list[Record]:
 
 @measurement
 def ngram_beyond_the_prompt(evidence: Evidence) -> list[Finding]:
-    """Any machine. Refuted if a request was drafted for in more steps than there are places of its output whose last
-    `prompt_lookup_min` tokens occur in its prompt: a search of the prompt alone could not have found those drafts."""
+    """Any machine. Refuted if a request was drafted for in more steps than there are places of its output
+    whose last `prompt_lookup_min` tokens occur in its prompt: a search of the prompt alone could not have
+    found those drafts."""
     findings = []
     for bench in evidence.benches:
         tokens = _tokens(bench)
@@ -1068,7 +470,8 @@ def ngram_beyond_the_prompt(evidence: Evidence) -> list[Finding]:
 
 
 def _tokens(bench: Bench) -> dict[tuple, tuple[list[int], list[int]]]:
-    """(prompt ids, output ids) by (workload, index, output hash), from every trace of the profile that kept them."""
+    """(prompt ids, output ids) by (workload, index, output hash), from every trace of the profile that kept
+    them."""
     found = {}
     for r in bench.text:
         trace = bench.trace(r) if r.cell.keep_tokens else None
@@ -1082,8 +485,8 @@ def _tokens(bench: Bench) -> dict[tuple, tuple[list[int], list[int]]]:
 
 @measurement
 def memory_of_other_requests(evidence: Evidence) -> list[Finding]:
-    """Any machine, its own model. Tokens per step of suffix on prompts answered before, memory on over off: refuted if
-    the whole interval exceeds 1.05."""
+    """Any machine, its own model. Tokens per step of suffix on prompts answered before, memory on over off:
+    refuted if the whole interval exceeds 1.05."""
     findings = []
     for bench in evidence.benches:
         warm, off = bench.records("suffix_warm", reused=False), bench.records("suffix")
@@ -1123,8 +526,8 @@ def measured_best_draft_length(
 
 @measurement
 def suffix_limit_is_inert(evidence: Evidence, limits: Sequence[int]) -> list[Finding]:
-    """Any machine. Refuted if a smaller limit drafted and accepted as many tokens as the profile's on the same prompts, to
-    within one percent (ties of rounded logits)."""
+    """Any machine. Refuted if a smaller limit drafted and accepted as many tokens as the profile's on the
+    same prompts, to within one percent (ties of rounded logits)."""
     findings = []
     for bench in evidence.benches:
         full = bench.profile.suffix.num_speculative_tokens
@@ -1141,7 +544,8 @@ def suffix_limit_is_inert(evidence: Evidence, limits: Sequence[int]) -> list[Fin
                 ratio = sums[0] / sums[1]
                 same.append(bool(np.abs(ratio - 1).max() <= 0.01))
                 text.append(
-                    f"{limit} over {full}: drafted {ratio[0]:.3f}, accepted {ratio[1]:.3f}, {len(pairs)} cells"
+                    f"{limit} over {full}: drafted {ratio[0]:.3f}, accepted "
+                    f"{ratio[1]:.3f}, {len(pairs)} cells"
                 )
         if same:
             findings.append(Finding("refuted" if any(same) else "undecided", bench.name, "; ".join(text)))
@@ -1150,8 +554,8 @@ def suffix_limit_is_inert(evidence: Evidence, limits: Sequence[int]) -> list[Fin
 
 @measurement
 def no_capture_while_running(evidence: Evidence) -> list[Finding]:
-    """GPU only. Refuted if suffix in the default mode dispatched steps to PIECEWISE graphs or to none: varying drafts leave
-    the FULL graph, they do not have it captured again."""
+    """GPU only. Refuted if suffix in the default mode dispatched steps to PIECEWISE graphs or to none:
+    varying drafts leave the FULL graph, they do not have it captured again."""
     findings = []
     for bench in evidence.gpus:
         records = [
@@ -1211,8 +615,9 @@ def _is_small(bench: Bench) -> bool:
 
 @measurement
 def measured_small_model_gain(evidence: Evidence, families: Sequence[str]) -> list[Finding]:
-    """GPU only, models of at most 7B, warm memory left out. Refuted if a drafter of the families is faster than vanilla on
-    one workload at one batch size (interval above 1 and beyond the noise floor); supported if all are slower."""
+    """GPU only, models of at most 7B, warm memory left out. Refuted if a drafter of the families is faster
+    than vanilla on one workload at one batch size (interval above 1 and beyond the noise floor); supported if
+    all are slower."""
     findings = []
     for bench in evidence.gpus:
         found = _own_speedups(bench, families) if _is_small(bench) else {}
@@ -1220,7 +625,10 @@ def measured_small_model_gain(evidence: Evidence, families: Sequence[str]) -> li
             continue
         up = [key for key, e in found.items() if bench.faster(e)]
         top = max(found, key=lambda key: found[key].value)
-        text = f"{len(up)} of {len(found)} faster; best {top[0]} {_name(top[1:])}: {found[top]} ({bench.profile.model.name})"
+        text = (
+            f"{len(up)} of {len(found)} faster; best {top[0]} {_name(top[1:])}: {found[top]} "
+            f"({bench.profile.model.name})"
+        )
         verdict = "refuted" if up else "supported" if all(map(bench.slower, found.values())) else "undecided"
         findings.append(Finding(verdict, bench.name, text))
     return findings
@@ -1228,7 +636,8 @@ def measured_small_model_gain(evidence: Evidence, families: Sequence[str]) -> li
 
 @measurement
 def measured_sign_at_one_size(evidence: Evidence) -> list[Finding]:
-    """GPU only. Refuted if one model gains with one drafter, workload and batch size and loses with another."""
+    """GPU only. Refuted if one model gains with one drafter, workload and batch size and loses with
+    another."""
     findings = []
     for bench in evidence.gpus:
         found = _own_speedups(bench, ("ngram", "ngram_gpu", "suffix", "full", "padded"))
@@ -1241,8 +650,8 @@ def measured_sign_at_one_size(evidence: Evidence) -> list[Finding]:
 
 
 def _costs(bench: Bench, settings: Sequence[str]) -> dict[tuple, tuple[float, float, float]]:
-    """(K, tokens per step, R) by (setting, workload, batch size); R: mean decode step over vanilla's with all requests
-    running, both from the steps of the traces."""
+    """(K, tokens per step, R) by (setting, workload, batch size); R: mean decode step over vanilla's with all
+    requests running, both from the steps of the traces."""
     found = {}
     for name in settings:
         groups: dict[tuple[str, int], list[tuple[Record, float]]] = {}
@@ -1282,15 +691,18 @@ def measured_fixed_inequality(evidence: Evidence, settings: Sequence[str], bound
 
 @measurement
 def measured_step_cost(evidence: Evidence, settings: Sequence[str], low: float, high: float) -> list[Finding]:
-    """GPU decides; a CPU's R is shown beside it. R from step times at equal running requests: supported if nine tenths of the
-    cells lie in the band, refuted if under half do."""
+    """GPU decides; a CPU's R is shown beside it. R from step times at equal running requests: supported if
+    nine tenths of the cells lie in the band, refuted if under half do."""
     findings = []
     for bench in evidence.benches:
         costs = [cost for _, _, cost in _costs(bench, settings).values()]
         if costs:
             inside = sum(low <= c <= high for c in costs)
-            text = f"{inside} of {len(costs)} cells inside; {min(costs):.2f} to {max(costs):.2f}, median {_median(costs):.2f}"
-            verdict = _band(inside, len(costs)) if bench.on_gpu else "undecided"
+            text = (
+                f"{inside} of {len(costs)} cells inside; {min(costs):.2f} to {max(costs):.2f}, "
+                f"median {median(costs):.2f}"
+            )
+            verdict = band(inside, len(costs)) if bench.on_gpu else "undecided"
             findings.append(
                 Finding(verdict, bench.name, text if bench.on_gpu else f"{text} (a CPU, decides nothing)")
             )
@@ -1299,8 +711,8 @@ def measured_step_cost(evidence: Evidence, settings: Sequence[str], low: float, 
 
 @measurement
 def measured_variation(evidence: Evidence, settings: Sequence[str]) -> list[Finding]:
-    """GPU only, at least six cells of one batch size. Refuted if K explains less than half of the variance of the speedup
-    (squared correlation of their logarithms) at a batch size, supported if nine tenths at all."""
+    """GPU only, at least six cells of one batch size. Refuted if K explains less than half of the variance of
+    the speedup (squared correlation of their logarithms) at a batch size, supported if nine tenths at all."""
     findings = []
     for bench in evidence.gpus:
         at: dict[int, list[tuple[float, float]]] = {}
@@ -1310,7 +722,7 @@ def measured_variation(evidence: Evidence, settings: Sequence[str]) -> list[Find
                 k = metrics.mean_acceptance_length(metrics.pooled(_at(records, key)))
                 if np.isfinite(k):
                     at.setdefault(key[1], []).append((k, ratio.value))
-        parts = {batch: _explained(pairs) for batch, pairs in sorted(at.items()) if len(pairs) >= 6}
+        parts = {batch: explained(pairs) for batch, pairs in sorted(at.items()) if len(pairs) >= 6}
         if parts:
             text = "; ".join(f"B={batch}: {text}" for batch, (_, text) in parts.items())
             findings.append(Finding(all_of(v for v, _ in parts.values()), bench.name, text))
@@ -1319,7 +731,8 @@ def measured_variation(evidence: Evidence, settings: Sequence[str]) -> list[Find
 
 @measurement
 def measured_k_against_tau(evidence: Evidence, settings: Sequence[str]) -> list[Finding]:
-    """Any machine. Refuted if on some workload a request-step advances by less than 0.9 K, supported if on none."""
+    """Any machine. Refuted if on some workload a request-step advances by less than 0.9 K, supported if on
+    none."""
     findings = []
     for bench in evidence.benches:
         pairs = {}
@@ -1335,15 +748,18 @@ def measured_k_against_tau(evidence: Evidence, settings: Sequence[str]) -> list[
         if pairs:
             worst = min(pairs, key=lambda key: pairs[key][1] / pairs[key][0])
             k, tau = pairs[worst]
-            text = f"{worst[1]} {worst[0]}: K {k:.2f}, tokens per step {tau:.2f} {_where(bench, bench.records(*worst))}"
-            findings.append(Finding(_is(tau >= 0.9 * k), bench.name, text))
+            text = (
+                f"{worst[1]} {worst[0]}: K {k:.2f}, tokens per step {tau:.2f} "
+                f"{_where(bench, bench.records(*worst))}"
+            )
+            findings.append(Finding(is_true(tau >= 0.9 * k), bench.name, text))
     return findings
 
 
 @measurement
 def conditional_acceptance_rises(evidence: Evidence, setting: str) -> list[Finding]:
-    """Any machine, its own model. Acceptance at positions 2 and later given the one before, minus that at position 1, over
-    cells: supported if the whole interval is above 0, refuted if it is below."""
+    """Any machine, its own model. Acceptance at positions 2 and later given the one before, minus that at
+    position 1, over cells: supported if the whole interval is above 0, refuted if it is below."""
     findings = []
     for bench in evidence.benches:
         records = [r for r in bench.records(setting) if r.counters.num_drafts]
@@ -1363,7 +779,8 @@ def conditional_acceptance_rises(evidence: Evidence, setting: str) -> list[Findi
 def measured_finds_nothing(
     evidence: Evidence, workload: str, setting: str, k: float, acceptance: float
 ) -> list[Finding]:
-    """Any machine, its own model. Supported if K and acceptance both stay below the bounds, refuted if one exceeds its own."""
+    """Any machine, its own model. Supported if K and acceptance both stay below the bounds, refuted if one
+    exceeds its own."""
     findings = []
     for bench in evidence.benches:
         if records := bench.records(setting, workload):
@@ -1377,8 +794,8 @@ def measured_finds_nothing(
 
 @measurement
 def measured_first_step_share(evidence: Evidence, workloads: Sequence[str]) -> list[Finding]:
-    """GPU only. Ngram's share of the full configuration's gain: supported from one half up, refuted below, undecided where the
-    full configuration does not gain."""
+    """GPU only. Ngram's share of the full configuration's gain: supported from one half up, refuted below,
+    undecided where the full configuration does not gain."""
     findings = []
     for bench in evidence.gpus:
         ngram, full = (bench.speedups(bench.records(s)) for s in ("ngram", "full"))
@@ -1387,7 +804,7 @@ def measured_first_step_share(evidence: Evidence, workloads: Sequence[str]) -> l
             if key[0] in workloads and key in ngram:
                 gains = bench.faster(full[key])
                 share = (ngram[key].value - 1) / (full[key].value - 1)
-                verdicts.append("undecided" if not gains else _is(share >= 0.5))
+                verdicts.append("undecided" if not gains else is_true(share >= 0.5))
                 text.append(f"{_name(key)}: ngram {ngram[key].value:.2f}, full {full[key].value:.2f}")
         if verdicts:
             findings.append(Finding(all_of(verdicts), bench.name, "; ".join(text)))
@@ -1396,7 +813,8 @@ def measured_first_step_share(evidence: Evidence, workloads: Sequence[str]) -> l
 
 @measurement
 def measured_staircase(evidence: Evidence, workload: str, ladder: Sequence[str]) -> list[Finding]:
-    """GPU only. Each step of the ladder over the one before: refuted if one is slower, supported if all are faster."""
+    """GPU only. Each step of the ladder over the one before: refuted if one is slower, supported if all are
+    faster."""
     findings = []
     for bench in evidence.gpus:
         verdicts, text = [], []
@@ -1415,8 +833,8 @@ def measured_staircase(evidence: Evidence, workload: str, ladder: Sequence[str])
 
 @measurement
 def measured_rescue(evidence: Evidence) -> list[Finding]:
-    """GPU only. Of the cells that ngram slows down: refuted if one is still slower than vanilla in the full configuration,
-    supported if all are faster."""
+    """GPU only. Of the cells that ngram slows down: refuted if one is still slower than vanilla in the full
+    configuration, supported if all are faster."""
     findings = []
     for bench in evidence.gpus:
         ngram, full = (bench.speedups(bench.records(s)) for s in ("ngram", "full"))
@@ -1424,15 +842,18 @@ def measured_rescue(evidence: Evidence) -> list[Finding]:
         if slowed:
             still, up = (sum(f(full[key]) for key in slowed) for f in (bench.slower, bench.faster))
             verdict = "refuted" if still else "supported" if up == len(slowed) else "undecided"
-            text = f"{len(slowed)} cells that ngram slows down: {up} faster, {still} still slower in the full configuration"
+            text = (
+                f"{len(slowed)} cells that ngram slows down: {up} faster, {still} still slower "
+                "in the full configuration"
+            )
             findings.append(Finding(verdict, bench.name, text))
     return findings
 
 
 @measurement
 def measured_k_ratio(evidence: Evidence, low: float, high: float) -> list[Finding]:
-    """Any machine, its own model. Suffix's K (memory off) over ngram's: supported if it lies in [low, high] on every workload,
-    refuted if on one it does not."""
+    """Any machine, its own model. Suffix's K (memory off) over ngram's: supported if it lies in [low, high]
+    on every workload, refuted if on one it does not."""
     findings = []
     for bench in evidence.benches:
         ratios = _drafting_ratios(bench, "K")
@@ -1456,7 +877,8 @@ def _drafting_ratios(bench: Bench, quantity: Literal["K", "a"]) -> dict[str, Est
 
 @measurement
 def measured_acceptance_ratio(evidence: Evidence, workload: str, at_least: float) -> list[Finding]:
-    """Any machine, its own model. Supported if suffix's acceptance is at least that many times ngram's, refuted if not."""
+    """Any machine, its own model. Supported if suffix's acceptance is at least that many times ngram's,
+    refuted if not."""
     findings = []
     for bench in evidence.benches:
         ratio = _drafting_ratios(bench, "a").get(workload)
@@ -1475,7 +897,7 @@ def default_graph_mode(evidence: Evidence, mode: str) -> list[Finding]:
         if records and not records[0].cell.engine.enforce_eager:
             found = sorted({(r.resolved.cudagraph_mode, r.resolved.vllm_version) for r in records})
             text = ", ".join(f"{m} (vLLM {v})" for m, v in found)
-            findings.append(Finding(_is(all(m == mode for m, _ in found)), bench.name, text))
+            findings.append(Finding(is_true(all(m == mode for m, _ in found)), bench.name, text))
     return findings
 
 
@@ -1488,7 +910,10 @@ def measured_mode_gain(evidence: Evidence, test: str, base: str) -> list[Finding
         if found:
             up = sum(map(bench.faster, found.values()))
             values = [e.value for e in found.values()]
-            text = f"faster in {up} of {len(found)} cells; ratio {min(values):.2f} to {max(values):.2f}, median {_median(values):.2f}"
+            text = (
+                f"faster in {up} of {len(found)} cells; ratio {min(values):.2f} to {max(values):.2f}, "
+                f"median {median(values):.2f}"
+            )
             verdict = "supported" if up == len(found) else "refuted" if up == 0 else "undecided"
             findings.append(Finding(verdict, bench.name, f"{text} {_where(bench, bench.records(test))}"))
     return findings
@@ -1496,18 +921,20 @@ def measured_mode_gain(evidence: Evidence, test: str, base: str) -> list[Finding
 
 @measurement
 def vocabulary(evidence: Evidence, below: int) -> list[Finding]:
-    """Supported if the sonnet lines hold fewer different words, case ignored; undecided without the source text."""
+    """Supported if the sonnet lines hold fewer different words, case ignored; undecided without the source
+    text."""
     try:
         words = {w for line in corpus.sonnet_lines() for w in re.findall(r"[a-z']+", line.lower())}
     except corpus.CorpusError:
         return []
-    return [Finding(_is(len(words) < below), "source text", f"{len(words):,} different words")]
+    return [Finding(is_true(len(words) < below), "source text", f"{len(words):,} different words")]
 
 
 @measurement
 def output_repeats(evidence: Evidence, workload: str, source: Literal["prompt", "output"]) -> list[Finding]:
-    """Any machine, its own model. Shares of output tokens that, with the two before them, occur in the prompt and earlier in
-    the output: supported if the claimed source has the larger share (interval over prompts), refuted if the smaller."""
+    """Any machine, its own model. Shares of output tokens that, with the two before them, occur in the prompt
+    and earlier in the output: supported if the claimed source has the larger share (interval over prompts),
+    refuted if the smaller."""
     findings = []
     for bench in evidence.benches:
         rows = [
@@ -1523,13 +950,17 @@ def output_repeats(evidence: Evidence, workload: str, source: Literal["prompt", 
             [np.asarray(rows)[:, [ours, other]]], lambda x: float(x[:, 0].mean() - x[:, 1].mean())
         )
         prompt, output = np.asarray(rows).mean(axis=0)
-        text = f"repeats of the prompt {100 * prompt:.0f} %, of the output itself {100 * output:.0f} % ({bench.profile.model.name}, n = {len(rows)})"
+        text = (
+            f"repeats of the prompt {100 * prompt:.0f} %, of the output itself {100 * output:.0f} % "
+            f"({bench.profile.model.name}, n = {len(rows)})"
+        )
         findings.append(Finding(within(lead, low=0.0), bench.name, text))
     return findings
 
 
 def _repeats(prompt: Sequence[int], output: Sequence[int], n: int = 3) -> tuple[float, float] | None:
-    """Shares of the output's n-grams that occur in the prompt, and earlier in the output; None for a shorter output."""
+    """Shares of the output's n-grams that occur in the prompt, and earlier in the output; None for a shorter
+    output."""
     known = {tuple(prompt[i : i + n]) for i in range(len(prompt) - n + 1)}
     grams = [tuple(output[i : i + n]) for i in range(len(output) - n + 1)]
     if not grams:
@@ -1544,7 +975,8 @@ def _repeats(prompt: Sequence[int], output: Sequence[int], n: int = 3) -> tuple[
 
 @measurement
 def measured_k_order(evidence: Evidence, setting: str, higher: str, lower: str) -> list[Finding]:
-    """Any machine, its own model. Ratio of the two workloads' K: supported if the interval is above 1, refuted if below."""
+    """Any machine, its own model. Ratio of the two workloads' K: supported if the interval is above 1,
+    refuted if below."""
     findings = []
     for bench in evidence.benches:
         top, bottom = bench.records(setting, higher), bench.records(setting, lower)
@@ -1557,8 +989,9 @@ def measured_k_order(evidence: Evidence, setting: str, higher: str, lower: str) 
 
 @measurement
 def step_cost_by_size(evidence: Evidence, draft_tokens: int) -> list[Finding]:
-    """GPU only, step times of shapes. R with drafts of exactly the captured length (FULL graph kept) at each batch size:
-    refuted if the smallest model's R is no higher than the largest's at one, supported if it is higher at all."""
+    """GPU only, step times of shapes. R with drafts of exactly the captured length (FULL graph kept) at each
+    batch size: refuted if the smallest model's R is no higher than the largest's at one, supported if it is
+    higher at all."""
     findings = []
     for bench in evidence.gpus:
         records = [r for r in bench.all if r.cell.workload.name == "random" and r.has_trace]
@@ -1600,8 +1033,8 @@ def _joules(records: Sequence[Record]) -> float:
 
 @measurement
 def measured_faster_less_busy(evidence: Evidence, energy: bool = False) -> list[Finding]:
-    """GPU only. Supported if a setting is faster than vanilla with a busy share lower by over two points (and less energy a
-    token), refuted if no faster setting is."""
+    """GPU only. Supported if a setting is faster than vanilla with a busy share lower by over two points (and
+    less energy a token), refuted if no faster setting is."""
     findings = []
     for bench in evidence.gpus:
         base = bench.records("vanilla")
@@ -1623,14 +1056,15 @@ def measured_faster_less_busy(evidence: Evidence, energy: bool = False) -> list[
                 name, key, ratio, was, now, joules = max(found, key=lambda f: f[2].value)
                 text += f"; {name} {_name(key)} {ratio} at {was:.0f} -> {now:.0f} % busy"
                 text += f", {1000 * joules[0]:.1f} -> {1000 * joules[1]:.1f} mJ a token" if energy else ""
-            findings.append(Finding(_is(bool(found)), bench.name, text))
+            findings.append(Finding(is_true(bool(found)), bench.name, text))
     return findings
 
 
 @measurement
 def busy_without_fewer_steps(evidence: Evidence, settings: Sequence[str]) -> list[Finding]:
-    """GPU only. Refuted if the busy share falls at least half as far as with ngram or suffix where nothing is drafted and the
-    number of steps is vanilla's; supported if it falls by under a tenth of that; at batch sizes where it falls at all."""
+    """GPU only. Refuted if the busy share falls at least half as far as with ngram or suffix where nothing is
+    drafted and the number of steps is vanilla's; supported if it falls by under a tenth of that; at batch
+    sizes where it falls at all."""
     findings = []
     for bench in evidence.gpus:
         base, verdicts, text = bench.records("vanilla"), [], []
@@ -1654,7 +1088,8 @@ def busy_without_fewer_steps(evidence: Evidence, settings: Sequence[str]) -> lis
 
 @measurement
 def measured_tokens_per_step(evidence: Evidence, setting: str, low: float, high: float) -> list[Finding]:
-    """Any machine, its own model. Supported if tokens per step lie in [low, high] on most workloads, refuted if outside on most."""
+    """Any machine, its own model. Supported if tokens per step lie in [low, high] on most workloads, refuted
+    if outside on most."""
     findings = []
     for bench in evidence.benches:
         values = {w: drafting(r, "tau").value for w in WORKLOADS if (r := bench.records(setting, w))}
@@ -1662,7 +1097,9 @@ def measured_tokens_per_step(evidence: Evidence, setting: str, low: float, high:
             inside = sum(low <= v <= high for v in values.values())
             text = ", ".join(f"{w} {v:.2f}" for w, v in values.items())
             where = _where(bench, bench.records(setting))
-            findings.append(Finding(_is(inside > len(values) / 2), bench.name, f"{setting}: {text} {where}"))
+            findings.append(
+                Finding(is_true(inside > len(values) / 2), bench.name, f"{setting}: {text} {where}")
+            )
     return findings
 
 
@@ -1677,8 +1114,8 @@ def _acceptance_change(bench: Bench, test: str, base: str) -> tuple[Estimate, li
 
 @measurement
 def acceptance_kept(evidence: Evidence, test: str, base: str, share: float) -> list[Finding]:
-    """Any machine, its own model. Acceptance of `test` over `base`: supported (it collapses) if the interval lies below
-    `share`, refuted if above."""
+    """Any machine, its own model. Acceptance of `test` over `base`: supported (it collapses) if the interval
+    lies below `share`, refuted if above."""
     findings = []
     for bench in evidence.benches:
         if found := _acceptance_change(bench, test, base):
@@ -1695,14 +1132,15 @@ def acceptance_kept(evidence: Evidence, test: str, base: str, share: float) -> l
 
 @measurement
 def acceptance_lower(evidence: Evidence, test: str, base: str) -> list[Finding]:
-    """Any machine, its own model. Acceptance of `test` over `base` on the same prompts: supported if the interval lies below
-    1, refuted if above."""
+    """Any machine, its own model. Acceptance of `test` over `base` on the same prompts: supported if the
+    interval lies below 1, refuted if above."""
     return acceptance_kept(evidence, test, base, 1.0)
 
 
 @measurement
 def measured_both_signs(evidence: Evidence, settings: Sequence[str]) -> list[Finding]:
-    """GPU only. Supported if one setting at one batch size is faster on one workload and slower on another, refuted if none is."""
+    """GPU only. Supported if one setting at one batch size is faster on one workload and slower on another,
+    refuted if none is."""
     findings = []
     for bench in evidence.gpus:
         found, seen = [], 0
@@ -1719,7 +1157,7 @@ def measured_both_signs(evidence: Evidence, settings: Sequence[str]) -> list[Fin
         if seen:
             findings.append(
                 Finding(
-                    _is(bool(found)),
+                    is_true(bool(found)),
                     bench.name,
                     f"{len(found)} of {seen} settings and batches; {'; '.join(found[:1])}",
                 )
@@ -1729,8 +1167,8 @@ def measured_both_signs(evidence: Evidence, settings: Sequence[str]) -> list[Fin
 
 @measurement
 def measured_vanilla_shift(evidence: Evidence, test: str, base: str, share: float) -> list[Finding]:
-    """GPU only. Throughput of vanilla with one setting changed: supported if somewhere the whole interval differs from 1 by at
-    least `share`, refuted if everywhere it differs by less."""
+    """GPU only. Throughput of vanilla with one setting changed: supported if somewhere the whole interval
+    differs from 1 by at least `share`, refuted if everywhere it differs by less."""
     findings = []
     for bench in evidence.gpus:
         found = bench.speedups(bench.records(test), bench.records(base))
