@@ -1,12 +1,14 @@
 """The step-time law: what an engine step costs, and what a drafter must therefore reach.
 
-Grid -> rows -> law. `cells` asks for the grid (batch sizes x drafted tokens x context on each architecture), `rows` takes
-the median decode step of every measured cell, and `fit` puts, for each dispatched CUDA-graph mode apart,
+Grid -> rows -> law. `cells` asks for the grid (batch sizes x drafted tokens x context on each
+architecture), `rows` takes the median decode step of every measured cell, and `fit` puts, for each
+dispatched CUDA-graph mode apart,
 
     t = c0 + c1 B + c2 V + c3 B C / 1000        [ms]
 
-through them: B running requests, V verified tokens (B + drafted), C context tokens a request. c3 is fitted only where the
-grid holds several contexts; a term that the grid cannot tell from another one is left out and not guessed.
+through them: B running requests, V verified tokens (B + drafted), C context tokens a request. c3 is fitted
+only where the grid holds several contexts; a term that the grid cannot tell from another one is left out
+and not guessed.
 
 With V = B (1 + gamma), a drafter pays if its tokens per step exceed `break_even` = t(B, V) / t_vanilla(B, B).
 """
@@ -19,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import Field
 
-from lib import ladder, metrics, shapes
+from lib import ladder, metrics, published, shapes
 from lib.cells import Cell, Engine, Frozen, Model, Workload
 from lib.params import Profile
 from lib.records import Record, Store, Trace
@@ -71,16 +73,20 @@ def cells(
 ) -> list[Cell]:
     """The grid of `p.step_time` as engine cells, architecture by architecture (None: the profile's).
 
-    Each architecture gets vanilla as shipped and a walking drafter with `max(draft_tokens)` speculative tokens, even
-    drafts of every length and, for batches above one, uneven ones; `full_draft_tokens` adds engines in which even drafts
-    have exactly the length the FULL graph was captured for. Architectures in `ladder_of` get every baseline.
+    Each architecture gets vanilla as shipped and a walking drafter with `max(draft_tokens)` speculative
+    tokens, even drafts of every length and, for batches above one, uneven ones; `full_draft_tokens` adds
+    engines in which even drafts have exactly the length the FULL graph was captured for. Architectures in
+    `ladder_of` get every baseline.
     """
     s = p.step_time
     whole_ladder, made = set(ladder_of), []
     for architecture in architectures if architectures is not None else s.architectures or (p.model.name,):
         contexts = s.contexts_of.get(architecture, s.contexts)
         profile = p.model_copy(
-            update={"model": model_of(p, architecture), "step_time": s.model_copy(update={"contexts": contexts})}
+            update={
+                "model": model_of(p, architecture),
+                "step_time": s.model_copy(update={"contexts": contexts}),
+            }
         )
         for name in BASELINES if architecture in whole_ladder else BASELINES[:1]:
             made += _grid(profile, name, ladder.setting(profile, name)[0], [(None, False)])
@@ -93,7 +99,9 @@ def cells(
         for gamma in s.full_draft_tokens:
             if gamma != longest:
                 exact = engine.speculative.model_copy(update={"num_speculative_tokens": gamma})
-                made += _grid(profile, "walking", engine.model_copy(update={"speculative": exact}), [(gamma, False)])
+                made += _grid(
+                    profile, "walking", engine.model_copy(update={"speculative": exact}), [(gamma, False)]
+                )
     return made
 
 
@@ -104,7 +112,7 @@ def _grid(p: Profile, setting: str, engine: Engine, walks: list[tuple[int | None
     most = max(s.batch_sizes) * (1 + longest)
     if most > budget:
         raise ValueError(
-            f"engine.max_num_batched_tokens is {budget}, allowed: at least the largest step of step_time, {most} tokens"
+            f"engine.max_num_batched_tokens is {budget}, allowed: at least step_time's largest step, {most} tokens"
         )
     timed = NUM_WARM_STEPS + s.num_steps
     lengths = {
@@ -112,7 +120,9 @@ def _grid(p: Profile, setting: str, engine: Engine, walks: list[tuple[int | None
         for batch in s.batch_sizes for context in s.contexts for gamma, _ in walks
     }  # fmt: skip
     # all cells of an engine share one length limit; within gamma of it, vLLM drafts zeros for the whole batch
-    room = max(s.contexts) + max(timed + _num_prefill_steps(max(s.batch_sizes), c, 1 + longest, budget) for c in s.contexts)
+    room = max(s.contexts) + max(
+        timed + _num_prefill_steps(max(s.batch_sizes), c, 1 + longest, budget) for c in s.contexts
+    )
     engine = engine.model_copy(
         update={
             "dtype": s.dtype or engine.dtype,
@@ -188,7 +198,7 @@ def parameters_b(record: Record) -> float | None:
 
 
 def _median(values: np.ndarray) -> tuple[float, float, float]:
-    """Median and its distribution-free 95 % interval by order statistics (normal approximation of the binomial)."""
+    """Median and its distribution-free 95 % interval (order statistics, binomial taken as normal)."""
     ordered, n = np.sort(values), len(values)
     half = 0.98 * np.sqrt(n)
     low, high = int(np.floor(n / 2 - half)), int(np.ceil(n / 2 + half))
@@ -196,9 +206,11 @@ def _median(values: np.ndarray) -> tuple[float, float, float]:
 
 
 def rows(record: Record, trace: Trace) -> list[Row]:
-    """One row a graph mode from the steps with all requests running and nothing prefilled, the first few left out.
+    """One row a graph mode from the steps with all requests running and nothing prefilled, the first few
+    left out.
 
-    `verified` is what the trace says was verified, whatever was asked for. No row where fewer than three steps remain.
+    `verified` is what the trace says was verified, whatever was asked for. No row where fewer than three
+    steps remain.
     """
     cell, columns = record.cell, trace.steps
     if record.status != "ok" or not columns:
@@ -254,7 +266,77 @@ def ratio(test: Row, base: Row) -> Estimate:
     value = test.step_ms / base.step_ms
     up = np.hypot(np.log(test.high_ms / test.step_ms), np.log(base.step_ms / base.low_ms))
     down = np.hypot(np.log(test.step_ms / test.low_ms), np.log(base.high_ms / base.step_ms))
-    return Estimate(value, value * float(np.exp(-down)), value * float(np.exp(up)), min(test.num_steps, base.num_steps))
+    return Estimate(
+        value, value * float(np.exp(-down)), value * float(np.exp(up)), min(test.num_steps, base.num_steps)
+    )
+
+
+class BreakEven(NamedTuple):
+    """Tokens per step that a drafter must reach, from two measured medians and not from the law."""
+
+    model: str
+    parameters_b: float | None
+    batch: int
+    gamma: int
+    mode: str  # of the step with drafts
+    tokens: Estimate
+
+
+def break_evens(rows: Iterable[Row]) -> list[BreakEven]:
+    """Even drafts over vanilla as shipped: every model, batch size, length from one on, and graph mode."""
+    rows = list(rows)
+    found: dict[tuple, BreakEven] = {}
+    for model, own in by_model(rows).items():
+        for test in own:
+            base = find(own, setting="vanilla", batch=test.batch)
+            if test.setting == "walking" and test.gamma and not test.uneven and base is not None:
+                key = (model, test.batch, test.gamma, test.mode)
+                held = found.get(key)
+                if held is None or test.num_steps > held.tokens.n:
+                    found[key] = BreakEven(model, test.parameters_b, *key[1:], ratio(test, base))
+    return sorted(found.values(), key=lambda e: (e.parameters_b or 0.0, *e[2:5]))
+
+
+class Leverage(NamedTuple):
+    """How far one factor moves the break-even from its lowest to its highest level, all else held fixed."""
+
+    factor: str
+    lowest: str
+    highest: str
+    ratio: float  # break-even at the highest level over the lowest, median over the comparisons
+    smallest: float
+    largest: float
+    n: int
+
+
+def leverage(points: Sequence[BreakEven]) -> list[Leverage]:
+    """Leverage of model size, batch size, draft length and graph mode (FULL to PIECEWISE), the strongest
+    first.
+
+    A comparison spans the whole measured range of its factor; incomplete ones are left out.
+    """
+    order = {"FULL": 0, "PIECEWISE": 1}
+    factors = {
+        "model size": (lambda e: e.parameters_b, lambda e: (e.batch, e.gamma, e.mode), lambda e: e.model),
+        "batch size": (lambda e: e.batch, lambda e: (e.model, e.gamma, e.mode), lambda e: str(e.batch)),
+        "draft length": (lambda e: e.gamma, lambda e: (e.model, e.batch, e.mode), lambda e: str(e.gamma)),
+        "graph mode": (lambda e: order.get(e.mode), lambda e: (e.model, e.batch, e.gamma), lambda e: e.mode),
+    }
+    found = []
+    for name, (level, others, label) in factors.items():
+        known = [e for e in points if level(e) is not None]
+        if not known:
+            continue
+        lowest, highest = min(known, key=level), max(known, key=level)
+        ends = {
+            end: {others(e): e.tokens.value for e in known if level(e) == level(extreme)}
+            for end, extreme in (("low", lowest), ("high", highest))
+        }
+        ratios = [ends["high"][key] / value for key, value in ends["low"].items() if key in ends["high"]]
+        if level(lowest) != level(highest) and ratios:
+            spread = (float(np.median(ratios)), min(ratios), max(ratios), len(ratios))
+            found.append(Leverage(name, label(lowest), label(highest), *spread))
+    return sorted(found, key=lambda x: -abs(np.log(x.ratio)))
 
 
 class Tax(NamedTuple):
@@ -267,7 +349,7 @@ class Tax(NamedTuple):
 
 
 def taxes(rows: Sequence[Row], batch: int) -> list[Tax]:
-    """Vanilla as shipped, V1, V1 synchronous, null drafter: each rung's step time at `batch`; rungs not measured lack."""
+    """Step times at `batch` of vanilla as shipped, V1, V1 synchronous, null drafter; without a row, no rung."""
     rungs = [(name, find(rows, setting=name, batch=batch)) for name in BASELINES]
     rungs.append(("null", find(rows, setting="walking", batch=batch, gamma=0)))
     measured = [(name, row) for name, row in rungs if row is not None]
@@ -300,7 +382,8 @@ class Grid(Frozen):
             low, high = getattr(self, name)
             slack = 1e-6 * abs(high)
             if values.min() < low - slack or values.max() > high + slack:
-                return f"{name} is {values.min():g} to {values.max():g}, allowed: {low:g} to {high:g} (the measured grid)"
+                given = f"{values.min():g} to {values.max():g}"
+                return f"{name} is {given}, allowed: {low:g} to {high:g} (the measured grid)"
         return ""
 
 
@@ -322,12 +405,15 @@ class Regime(Frozen):
     def step_ms(self, batch, verified, context) -> np.ndarray:
         """The formula itself; arrays broadcast."""
         return (
-            self.fixed + self.token * verified + self.request * batch + self.context * batch * np.asarray(context) / 1000
+            self.fixed
+            + self.token * verified
+            + self.request * batch
+            + self.context * batch * np.asarray(context) / 1000
         )
 
 
 class Law(Frozen):
-    """Step times of one model on one machine with one setting, a regime a graph mode; stored as JSON by pydantic."""
+    """Step times of one model on one machine with one setting, a regime a graph mode. JSON through pydantic."""
 
     model: str
     hardware: str
@@ -347,7 +433,7 @@ class Law(Frozen):
 
     @property
     def relative_error(self) -> float:
-        """Median relative error on held-out points, of the worst regime; NaN where no point could be held out."""
+        """Median relative error on held-out points, worst regime; NaN where no point could be held out."""
         errors = [r.held_out_error for r in self.regimes if r.held_out_error is not None]
         return max(errors, default=float("nan"))
 
@@ -358,14 +444,16 @@ class Law(Frozen):
         for regime in self.regimes:
             if regime.mode == mode:
                 return regime
-        raise ValueError(f"mode is {mode!r}, allowed for {self.model} {self.setting}: {', '.join(self.modes)}")
+        raise ValueError(
+            f"mode is {mode!r}, allowed for {self.model} {self.setting}: {', '.join(self.modes)}"
+        )
 
     def predict(self, batch, verified, context=None, *, mode: str | None = None, extrapolate: bool = False):
         """Step time in ms; `batch`, `verified` and `context` broadcast.
 
-        `verified` counts the batch's own tokens. `context`: tokens a request, default the grid's middle. Raises
-        ExtrapolationError outside the measured grid, unless `extrapolate` takes the risk; ValueError for a mode without
-        a law.
+        `verified` counts the batch's own tokens. `context`: tokens a request, default the grid's middle.
+        Raises ExtrapolationError outside the measured grid, unless `extrapolate` takes the risk; ValueError
+        for a mode without a law.
         """
         regime = self.regime(mode)
         batch, verified = np.asarray(batch, float), np.asarray(verified, float)
@@ -408,12 +496,15 @@ def _solve(design: np.ndarray, times: np.ndarray, kept: list[int]) -> np.ndarray
 def _fit_regime(mode: str, rows: Sequence[Row]) -> Regime:
     design, times = _design(rows), np.array([r.step_ms for r in rows])
     contexts = [r.context for r in rows]
-    several = max(contexts) >= 1.5 * min(contexts)  # a context that only grows by decoding says nothing about its cost
+    # a context that only grows by decoding says nothing about its cost
+    several = max(contexts) >= 1.5 * min(contexts)
     kept = _identified(design, [0, 1, 2, 3] if several else [0, 1, 2])
     if len(set(design[:, 1])) < 2:
         raise FitError(f"mode {mode} has {len(rows)} points of one step size, allowed: at least two sizes")
     if len(rows) < len(kept) + 1:
-        raise FitError(f"mode {mode} has {len(rows)} points, allowed: at least {len(kept) + 1} for {len(kept)} terms")
+        raise FitError(
+            f"mode {mode} has {len(rows)} points, allowed: at least {len(kept) + 1} for {len(kept)} terms"
+        )
     solution = _solve(design, times, kept)
     errors = []
     for out in range(len(rows)):
@@ -432,8 +523,8 @@ def _fit_regime(mode: str, rows: Sequence[Row]) -> Regime:
         **dict(zip(TERMS, map(float, solution), strict=True)),
         identified=tuple(TERMS[i] for i in kept),
         grid=Grid(
-            batch=span(design[:, 2]), verified=span(design[:, 1]), per_request=span(design[:, 1] / design[:, 2]),
-            context=span(contexts),
+            batch=span(design[:, 2]), verified=span(design[:, 1]), context=span(contexts),
+            per_request=span(design[:, 1] / design[:, 2]),
         ),
         num_rows=len(rows),
         r_squared=None if r_squared is None else float(r_squared),
@@ -445,8 +536,8 @@ def _fit_regime(mode: str, rows: Sequence[Row]) -> Regime:
 def fit(rows: Iterable[Row]) -> Law:
     """The law of one model, machine and setting, by relative least squares, a regime a graph mode.
 
-    A mode with too few points is named in `left_out`. Raises FitError if rows mix models, machines or settings, or if no
-    mode has enough points (one more than there are identifiable terms).
+    A mode with too few points is named in `left_out`. Raises FitError if rows mix models, machines or
+    settings, or if no mode has enough points (one more than there are identifiable terms).
     """
     rows = list(rows)
     for name in ("model", "hardware", "setting"):
@@ -460,10 +551,16 @@ def fit(rows: Iterable[Row]) -> Law:
         except FitError as error:
             left_out[mode] = str(error)
     if not regimes:
-        raise FitError("; ".join(left_out.values()) or "rows is empty, allowed: at least three points of two step sizes")
+        raise FitError(
+            "; ".join(left_out.values()) or "rows is empty, allowed: at least three points of two step sizes"
+        )
     first = rows[0]
     return Law(
-        model=first.model, hardware=first.hardware, setting=first.setting, regimes=tuple(regimes), left_out=left_out
+        model=first.model,
+        hardware=first.hardware,
+        setting=first.setting,
+        regimes=tuple(regimes),
+        left_out=left_out,
     )
 
 
@@ -482,7 +579,8 @@ def laws(rows: Iterable[Row]) -> dict[str, Law]:
 
 
 def from_records(records: Iterable[Record], store: Store) -> dict[str, Law]:
-    """Laws by setting (`vanilla`, `vanilla_v1`, `vanilla_v1_sync`, `walking`) from the grid's records of one model.
+    """Laws by setting (`vanilla`, `vanilla_v1`, `vanilla_v1_sync`, `walking`) from the grid's records of
+    one model.
 
     Raises FitError where the records mix models or machines: take them apart by model first (`by_model`).
     """
@@ -501,8 +599,8 @@ def by_model(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def break_even(
-    law_vanilla: Law, law_drafter: Law, batch, gamma, *, mode: str | None = None, vanilla_mode: str | None = None,
-    context=None, extrapolate: bool = False,
+    law_vanilla: Law, law_drafter: Law, batch, gamma, *, mode: str | None = None, vanilla_mode: str | None =
+    None, context=None, extrapolate: bool = False,
 ):  # fmt: skip
     """tau*(gamma, B) = t_drafter(B, B (1 + gamma)) / t_vanilla(B, B): tokens per step from which drafts pay.
 
@@ -527,9 +625,9 @@ def best_gamma(
 ) -> Choice:  # fmt: skip
     """The draft length with the largest expected speedup at `batch`; 0 if none beats vanilla.
 
-    acceptance[i]: share of drafts accepted up to position i + 1 (`metrics.acceptance_per_position`), so that a draft of
-    gamma tokens emits 1 + their sum; `coverage`: share of request-steps with a draft, which also scales V. Lengths
-    outside the drafter's measured grid are not considered.
+    acceptance[i]: share of drafts accepted up to position i + 1 (`metrics.acceptance_per_position`), so
+    that a draft of gamma tokens emits 1 + their sum; `coverage`: share of request-steps with a draft, which
+    also scales V. Lengths outside the drafter's measured grid are not considered.
     """
     base = law_vanilla.predict(batch, batch, mode=vanilla_mode)
     best = Choice(0, 1.0)
@@ -562,18 +660,16 @@ class Identity(NamedTuple):
 
 
 def identity(test: Trace, base: Trace) -> Identity:
-    """Compare speedup with tau / R for traces of the same prompts.
+    """Compare speedup with tau / R (`metrics.step_time_ratio`) for traces of the same prompts.
 
-    R weighs each number of running requests by the test's decode steps there; numbers that only one trace holds are left
-    out. Raises ValueError if they share none.
+    Raises ValueError if no number of running requests occurs in both.
     """
     a, b = metrics.decode_steps(test), metrics.decode_steps(base)
-    common = sorted(set(a["running"]) & set(b["running"]))
-    if not common:
-        raise ValueError("the traces share no number of running requests, allowed: cells of the same batch size")
-    weights = np.array([(a["running"] == n).sum() for n in common], float)
-    step_a = np.array([a["step_ms"][a["running"] == n].mean() for n in common])
-    step_b = np.array([b["step_ms"][b["running"] == n].mean() for n in common])
+    r = metrics.step_time_ratio(test, base)
+    if not np.isfinite(r):
+        raise ValueError(
+            "the traces share no number of running requests, allowed: cells of the same batch size"
+        )
 
     def rate(steps: Mapping) -> float:
         return steps["output_tokens"].sum() / steps["step_ms"].sum()
@@ -585,8 +681,8 @@ def identity(test: Trace, base: Trace) -> Identity:
         speedup=whole(test) / whole(base),
         decode_speedup=float(rate(a) / rate(b)),
         tau=float(a["output_tokens"].sum() / a["running"].sum()),
-        r=float((weights * step_a).sum() / (weights * step_b).sum()),
-        shared=float(weights.sum() / len(a["running"])),
+        r=r,
+        shared=float(np.isin(a["running"], b["running"]).mean()),
     )
 
 
@@ -601,12 +697,13 @@ def _published(model: str, fixed: float, token: float, r_squared: float, points:
     )  # fmt: skip
     return Law(
         model=model, hardware="8 x NVIDIA H100 80GB HBM3", setting="published", regimes=(regime,),
-        source="re-analysis of the study's engine logs, 10 s intervals; batch mostly 256, drafts of at most 12 tokens",
+        source="re-analysis of the study's engine logs: 10 s intervals, batch mostly 256, drafts up to 12 tokens",
     )  # fmt: skip
 
 
-# Straight lines through the step times that follow from the study's published engine logs: a re-analysis, not a
-# measurement of this project. The logs do not tell B from V, so one line serves vanilla and both drafters.
+# Straight lines through the step times that follow from the study's published engine logs: a re-analysis,
+# not a measurement of this project. The logs do not tell B from V, so one line serves vanilla and both
+# drafters.
 PUBLISHED = {
     "Llama-3.3-70B": _published("Llama-3.3-70B", 14.0, 0.0617, 0.984, 151),
     "Qwen2.5-72B": _published("Qwen2.5-72B", 15.7, 0.0594, 0.979, 130),
@@ -621,3 +718,30 @@ PUBLISHED_STEPS_MS = {
     "suffix sonnet": (205.0, 205.0),
     "suffix mixes": (216.0, 224.0),
 }
+
+
+class PublishedPoint(NamedTuple):
+    """One published speculative run against the vanilla run of its own series; single runs, no interval."""
+
+    model: str
+    parameters_b: float
+    workload: str
+    method: str
+    campaign: str
+    speedup: float
+    tau: float  # tokens per step over the whole run; NaN where the study logged no counters
+
+
+def published_points() -> list[PublishedPoint]:
+    """The study's one-engine ngram and suffix runs that have exactly one vanilla run beside them."""
+    found = []
+    for cell in published.select(status="ok", arrangement="one-engine", method=("ngram", "suffix")):
+        try:
+            speedup = published.speedup(cell)
+        except LookupError:
+            continue
+        tau = metrics.tokens_per_step(cell.counters) if cell.has_counters else float("nan")
+        found.append(
+            PublishedPoint(cell.model, cell.params_b, cell.workload, cell.method, cell.campaign, speedup, tau)
+        )
+    return found

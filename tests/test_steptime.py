@@ -1,3 +1,4 @@
+import importlib.util
 import math
 
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lib import shapes, steptime
+from lib import engines, params, shapes, steptime
 from lib.cells import Cell, Engine, Model, Workload, engine_key
 from lib.params import Profile, StepTime
 from lib.records import Provenance, Record, Resolved, Trace
@@ -15,11 +16,27 @@ from lib.steptime import ExtrapolationError, FitError, Row
 LAW = (10.0, 0.5, 0.25)
 
 
-def row(batch, gamma, *, law=LAW, setting="walking", mode="NONE", context=100.0, per_context=0.0, step_ms=None, **more):
+def row(
+    batch,
+    gamma,
+    *,
+    law=LAW,
+    setting="walking",
+    mode="NONE",
+    context=100.0,
+    per_context=0.0,
+    step_ms=None,
+    **more,
+):
     verified = batch * (1 + (gamma or 0))
     fixed, token, request = law
     t = step_ms or fixed + token * verified + request * batch + per_context * batch * context / 1000
-    values = {"low_ms": t, "high_ms": t, "num_steps": 16, "num_speculative_tokens": None if gamma is None else 7}
+    values = {
+        "low_ms": t,
+        "high_ms": t,
+        "num_steps": 16,
+        "num_speculative_tokens": None if gamma is None else 7,
+    }
     return Row(
         model="m", hardware="h", setting=setting, mode=mode, batch=batch, verified=verified, context=context,
         step_ms=t, gamma=gamma, **(values | more),
@@ -52,7 +69,9 @@ def test_a_synthetic_law_is_recovered():
 )  # fmt: skip
 def test_any_law_is_recovered_with_its_context_term(fixed, token, request, per_context):
     rows = [
-        r for context in (100.0, 1000.0) for r in grid(law=(fixed, token, request), context=context, per_context=per_context)
+        r
+        for context in (100.0, 1000.0)
+        for r in grid(law=(fixed, token, request), context=context, per_context=per_context)
     ]
     regime = steptime.fit(rows).regime()
     assert regime.identified == steptime.TERMS
@@ -75,14 +94,18 @@ def test_a_context_that_grows_by_decoding_only_gets_no_term():
 
 def test_errors_are_relative():
     # one short and many long steps: a one percent error weighs the same at both ends
-    rows = [row(b, g, step_ms=(1 + 0.01 * (-1) ** (b + g)) * (1 + b * (1 + g))) for b in (1, 16, 256) for g in (0, 1, 2, 3)]
+    rows = [
+        row(b, g, step_ms=(1 + 0.01 * (-1) ** (b + g)) * (1 + b * (1 + g)))
+        for b in (1, 16, 256)
+        for g in (0, 1, 2, 3)
+    ]
     law = steptime.fit(rows)
     assert max(abs(law.predict(r.batch, r.verified) / r.step_ms - 1) for r in rows) < 0.05
 
 
 def test_held_out_error_by_hand():
-    # 1, 2 and 4 ms at 1, 2 and 3 tokens. Leaving the middle out gives the line 1..4 -> 2.5 instead of 2: 25 %.
-    # Leaving an end out gives 0 instead of 1 (100 %) and 3 instead of 4 (25 %).
+    # 1, 2 and 4 ms at 1, 2 and 3 tokens. Leaving the middle out gives the line 1..4 -> 2.5 instead of 2: 25
+    # %. Leaving an end out gives 0 instead of 1 (100 %) and 3 instead of 4 (25 %).
     rows = [row(b, None, setting="vanilla", step_ms=t) for b, t in ((1, 1.0), (2, 2.0), (3, 4.0))]
     regime = steptime.fit(rows).regime()
     assert regime.held_out_error == pytest.approx(0.25)
@@ -121,7 +144,9 @@ def test_prediction_broadcasts():
     assert isinstance(float(law.predict(1, 1)), float)
 
 
-@pytest.mark.parametrize("batch, verified, field", [(16, 16, "batch"), (8, 72, "verified"), (1, 12, "per_request")])
+@pytest.mark.parametrize(
+    "batch, verified, field", [(16, 16, "batch"), (8, 72, "verified"), (1, 12, "per_request")]
+)
 def test_no_silent_extrapolation(batch, verified, field):
     law = steptime.fit(grid())
     with pytest.raises(ExtrapolationError, match=f"{field} is {batch if field == 'batch' else verified}"):
@@ -209,6 +234,40 @@ def test_ratio_carries_both_intervals():
     assert math.log(got.high / got.value) == pytest.approx(math.hypot(math.log(1.03), math.log(1.04)))
 
 
+def test_break_evens_come_from_medians():
+    rows = [*vanilla(), *grid(), row(4, 7, mode="FULL", step_ms=13.0), row(4, 7, uneven=True, step_ms=99.0)]
+    points = {(e.batch, e.gamma, e.mode): e.tokens.value for e in steptime.break_evens(rows)}
+    assert points[4, 3, "NONE"] == pytest.approx(19 / 13)
+    assert points[4, 7, "FULL"] == pytest.approx(1.0)
+    assert len(points) == 3 * 3 + 1  # nothing drafted is the ladder's business
+    assert steptime.break_evens(grid()) == []
+
+
+def test_leverage_by_hand():
+    rows = [*vanilla(), *grid()]
+    found = {x.factor: x for x in steptime.leverage(steptime.break_evens(rows))}
+    assert set(found) == {"batch size", "draft length"}
+    # gamma 7 over 1: batch 1: 14.25 / 11.25, batch 4: 27 / 15, batch 8: 44 / 20
+    assert found["draft length"].ratio == pytest.approx(27 / 15)
+    assert (found["draft length"].smallest, found["draft length"].largest) == pytest.approx(
+        (14.25 / 11.25, 44 / 20)
+    )
+    assert (found["batch size"].lowest, found["batch size"].highest, found["batch size"].n) == ("1", "8", 3)
+
+
+def test_leverage_of_size_and_graph_mode():
+    small = [
+        r.model_copy(update={"model": "s", "parameters_b": 0.1}) for r in (*vanilla(), *grid(mode="FULL"))
+    ]
+    large = [
+        r.model_copy(update={"model": "l", "parameters_b": 70.0})
+        for r in (*vanilla(), *grid(mode="FULL"), *grid(mode="PIECEWISE", law=(20.0, 0.5, 0.25)))
+    ]
+    found = {x.factor: x for x in steptime.leverage(steptime.break_evens(small + large))}
+    assert found["model size"].ratio == pytest.approx(1.0) and found["model size"].highest == "l"
+    assert found["graph mode"].ratio > 1 and found["graph mode"].highest == "PIECEWISE"
+
+
 # ---- the grid as cells
 
 
@@ -216,7 +275,9 @@ def profile(**step_time) -> Profile:
     return Profile(
         profile="test",
         engine=Engine(max_model_len=1024, max_num_seqs=8, enforce_eager=step_time.pop("eager", True)),
-        step_time=StepTime(**{"architectures": ("opt-125m",), "batch_sizes": (1, 8), "draft_tokens": (0, 3)} | step_time),
+        step_time=StepTime(
+            **{"architectures": ("opt-125m",), "batch_sizes": (1, 8), "draft_tokens": (0, 3)} | step_time
+        ),
     )
 
 
@@ -256,13 +317,16 @@ def test_a_cell_is_long_enough_and_never_near_the_length_limit():
 
 
 def test_prefill_steps_by_hand():
-    # budget 100, two requests of 100: first step reads one; then it verifies 10 a step, 90 remain for the other
+    # budget 100, two requests of 100: first step reads one; then it verifies 10 a step, 90 remain for the
+    # other
     assert steptime._num_prefill_steps(2, 100, 10, 100) == 3
     assert steptime._num_prefill_steps(1, 100, 1, 4096) == 1
 
 
 def test_contexts_of_single_architectures():
-    p = profile(architectures=("opt-125m", "Qwen2.5-0.5B"), contexts=(64,), contexts_of={"Qwen2.5-0.5B": (64, 512)})
+    p = profile(
+        architectures=("opt-125m", "Qwen2.5-0.5B"), contexts=(64,), contexts_of={"Qwen2.5-0.5B": (64, 512)}
+    )
     seen = {(c.engine.model.name, c.workload.input_tokens) for c in steptime.cells(p)}
     assert seen == {("opt-125m", 64), ("Qwen2.5-0.5B", 64), ("Qwen2.5-0.5B", 512)}
 
@@ -282,7 +346,7 @@ def test_names_and_impossible_grids_are_refused():
 
 
 def measured(batch=2, gamma=3, *, modes=None, drafts=None, step_s=0.010, steps=12, accepted=0):
-    """A record and trace: one prefill step, then `steps` decode steps of `step_s`, one request left at the end."""
+    """A record and trace: one prefill step, `steps` decode steps of `step_s`, one request left at the end."""
     engine = Engine(
         model=Model(source="shape", name="opt-125m"), enforce_eager=modes is None,
         speculative={"method": "custom_class", "num_speculative_tokens": 7, "drafter": "WalkingDrafter"},
@@ -307,7 +371,8 @@ def measured(batch=2, gamma=3, *, modes=None, drafts=None, step_s=0.010, steps=1
     record = Record(
         cell=cell, status="ok", wall_s=t[-1], has_trace=True,
         resolved=Resolved(
-            vllm_version="0", runner="V1", async_scheduling=False, cudagraph_mode="NONE", enforce_eager=modes is None
+            vllm_version="0", runner="V1", async_scheduling=False, cudagraph_mode="NONE",
+            enforce_eager=modes is None
         ),
         provenance=Provenance(measured="2026-01-01T00:00:00Z", cpu="c", num_cpus=2),
     )  # fmt: skip
@@ -349,7 +414,11 @@ def test_the_median_lies_in_its_interval(values):
 
 
 def test_find_picks_by_all_keys():
-    rows = [row(4, 7, mode="FULL"), row(4, 7, mode="PIECEWISE", num_speculative_tokens=12), row(4, 7, uneven=True)]
+    rows = [
+        row(4, 7, mode="FULL"),
+        row(4, 7, mode="PIECEWISE", num_speculative_tokens=12),
+        row(4, 7, uneven=True),
+    ]
     assert steptime.find(rows, setting="walking", batch=4, gamma=7, exact=False).mode == "PIECEWISE"
     assert steptime.find(rows, setting="walking", batch=4, gamma=7, uneven=True).uneven
     assert steptime.find(rows, setting="vanilla", batch=4) is None
@@ -397,3 +466,42 @@ def test_published_lines_give_the_published_steps():
     assert steptime.break_even(law, law, 256, 7) == pytest.approx((14 + 0.0617 * 2048) / (14 + 0.0617 * 256))
     assert steptime.break_even(law, law, 256, 7) > 4
     assert "re-analysis" in law.source
+
+
+def test_published_points_pair_with_their_own_series():
+    points = steptime.published_points()
+    main = [
+        p for p in points if p.model == "Llama-3.3-70B" and p.campaign == "SUB_093" and p.method == "suffix"
+    ]
+    assert len(main) == 6
+    sonnet = next(p for p in main if p.workload == "sonnet")
+    assert sonnet.speedup == pytest.approx(1.52, abs=0.01) and sonnet.tau == pytest.approx(11.5, abs=0.1)
+    assert all(math.isnan(p.tau) for p in points if p.parameters_b < 10)
+
+
+# ---- a real engine
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_a_real_engine_verifies_exactly_the_drafts_that_were_asked_for(tmp_path):
+    grid = {
+        "architectures": ["opt-125m"],
+        "batch_sizes": [2],
+        "draft_tokens": [0, 3],
+        "contexts": [16],
+        "num_steps": 4,
+    }
+    p = params.load("cpu", {"step_time": grid})
+    cells = [c for c in steptime.cells(p) if c.setting == "walking"]
+    store = engines.run(cells, p, progress=False, folder=tmp_path)
+    even, nothing, uneven = (
+        store.get(next(c for c in cells if (c.draft_tokens, c.uneven) == asked))
+        for asked in ((3, False), (0, False), (3, True))
+    )
+    assert (nothing.counters.num_drafts, nothing.counters.num_draft_tokens) == (0, 0)
+    assert even.counters.num_draft_tokens == 3 * even.counters.num_drafts > 0
+    # uneven: one request of two drafts a token less
+    assert 2 * uneven.counters.num_draft_tokens == 5 * uneven.counters.num_drafts > 0
+    verified = {(r.gamma, r.uneven): r.verified for r in steptime.rows_of([even, nothing, uneven], store)}
+    assert verified == {(3, False): 8, (0, False): 2, (3, True): 7}
