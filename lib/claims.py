@@ -8,8 +8,10 @@ a finding it is undecided.
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Iterable, Sequence
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -267,8 +269,6 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
 
 def plain(rows: Sequence[Row], width: int = 118) -> str:
     """The ledger as text: id, verdict, kind and claim, then one line a finding."""
-    import textwrap
-
     lines = []
     for section, title in enumerate(SECTIONS):
         chosen = [r for r in rows if r.claim.section == section]
@@ -291,22 +291,24 @@ def markdown(ids: Sequence[str], found: Evidence | None = None) -> str:
     )
 
 
-def html(rows: Sequence[Row]) -> str:
-    """The ledger as an HTML table, grouped by section, with links to notebooks and figures; for a file in
-    notebooks/."""
+def table(rows: Sequence[Row]) -> Any:
+    """The ledger as a great_tables table, grouped by section; its links hold for a page in notebooks/."""
     from great_tables import GT, loc, style
 
-    table = frame(rows)[["section", "id", "claim", "verdict", "evidence", "kind", "refuted if"]]
-    table["tested in"] = [_links(r.claim) for r in rows]
+    shown = frame(rows)[["section", "id", "claim", "verdict", "evidence", "kind", "refuted if"]]
+    shown["evidence"] = ["<br>".join(escape(part) for part in r.evidence.split(" | ")) for r in rows]
+    shown["tested in"] = [_links(r.claim) for r in rows]
     shades = {"supported": "#E3F1E8", "refuted": "#F9E3DC", "undecided": "#EFEFEF"}
-    gt = GT(table, rowname_col="id", groupname_col="section").fmt_markdown("tested in")
+    gt = GT(shown, rowname_col="id", groupname_col="section", id="ledger").fmt_markdown(
+        ["evidence", "tested in"]
+    )
     for verdict, shade in shades.items():
         chosen = [i for i, r in enumerate(rows) if r.verdict == verdict]
         if chosen:
             gt = gt.tab_style(style.fill(shade), loc.body(columns="verdict", rows=chosen))
-    widths = {"claim": "24%", "evidence": "30%", "refuted if": "17%", "kind": "9%", "tested in": "8%"}
-    gt = gt.cols_width(widths).tab_options(table_font_size="12px", data_row_padding="3px", table_width="100%")
-    return gt.as_raw_html()
+    widths = {"claim": "23%", "evidence": "33%", "refuted if": "16%", "kind": "9%", "tested in": "8%"}
+    gt = gt.cols_width(widths).cols_align("left")
+    return gt.tab_options(table_font_size="12px", data_row_padding="3px", table_width="100%")
 
 
 def _links(claim: Claim) -> str:
@@ -321,6 +323,7 @@ def explore(rows: Sequence[Row]) -> Any:
     """The ledger with filters (verdict, evidence, section, notebook, words), for JupyterLab: an ipywidgets
     box."""
     import ipywidgets as widgets
+    from IPython.display import clear_output, display
 
     choices = {
         "verdict": [r.verdict for r in rows],
@@ -335,7 +338,7 @@ def explore(rows: Sequence[Row]) -> Any:
         for name, values in choices.items()
     }
     words = widgets.Text(description="words", placeholder="e.g. suffix", layout={"width": "250px"})
-    shown, number = widgets.HTML(), widgets.Label()
+    shown, number = widgets.Output(), widgets.Label()
 
     def update(*_) -> None:
         chosen = [
@@ -345,11 +348,12 @@ def explore(rows: Sequence[Row]) -> Any:
             and words.value.lower() in f"{r.claim.id} {r.claim.claim} {r.evidence}".lower()
         ]
         number.value = f"{len(chosen)} of {len(rows)} claims"
-        shown.value = html(chosen) if chosen else ""
+        with shown:  # an output area, not a widget's own HTML: JupyterLab follows relative links there
+            clear_output(wait=True)
+            display(table(chosen) if chosen else "no such claim")
 
     for control in (*menus.values(), words):
         control.observe(update, names="value")
     update()
-    return widgets.VBox(
-        [widgets.HBox([*menus.values(), words, number], layout={"flex_flow": "row wrap"}), shown]
-    )
+    box = widgets.HBox([*menus.values(), words, number], layout={"flex_flow": "row wrap"})
+    return widgets.VBox([box, shown])

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from lib import metrics
@@ -22,6 +23,7 @@ from lib.cells import WORKLOADS, Frozen
 from lib.records import ROOT, Counters
 
 PATH = ROOT / "figures" / "data" / "published" / "cells.csv"
+SOURCE_LINE = "published cells · 70B, 72B and 32B on 8 x H100, Phi-3-medium 14B on 1 · n = 1 run each"
 MAIN_MODEL, MAIN_CAMPAIGN = "Llama-3.3-70B", "SUB_093"
 SINGLES = ("sonnet", "chat", "code")
 # Prompts of each single workload in a mix, of 500: what the study states for its own runs.
@@ -250,6 +252,37 @@ def step_cost(cell: PublishedCell) -> float:
     """R as the identity speedup = tau / R gives it: tokens per step over the speedup (ramp-up and tail
     included)."""
     return metrics.tokens_per_step(cell.counters) / speedup(cell)
+
+
+class CostFit(NamedTuple):
+    """R of a model's cells against the tokens verified a request and step: its range, and a straight line."""
+
+    num_cells: int
+    lowest: float
+    highest: float
+    slope: float
+    r_squared: float
+
+
+def step_costs() -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """(verified tokens a request and step, R) of every cell with counters, by drafter and model."""
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {"ngram": {}, "suffix": {}}
+    for cell in speculative_cells():
+        point = (verified_per_request_step(cell), step_cost(cell))
+        found[cell.method].setdefault(cell.model, []).append(point)
+    return found
+
+
+def step_cost_fits() -> dict[str, CostFit]:
+    """A straight line through both drafters' points of each model."""
+    fits = {}
+    by_drafter = step_costs()
+    for model in by_drafter["ngram"]:
+        x, y = np.array([*by_drafter["ngram"][model], *by_drafter["suffix"][model]]).T
+        slope, _ = np.polyfit(x, y, 1)
+        r_squared = float(np.corrcoef(x, y)[0, 1] ** 2)
+        fits[model] = CostFit(len(x), float(y.min()), float(y.max()), float(slope), r_squared)
+    return fits
 
 
 def verified_per_request_step(cell: PublishedCell) -> float:
