@@ -649,25 +649,16 @@ def measured_sign_at_one_size(evidence: Evidence) -> list[Finding]:
     return findings
 
 
-def _costs(bench: Bench, settings: Sequence[str]) -> dict[tuple, tuple[float, float, float]]:
-    """(K, tokens per step, R) by (setting, workload, batch size); R: mean decode step over vanilla's with all
-    requests running, both from the steps of the traces."""
+def _costs(bench: Bench, settings: Sequence[str]) -> dict[tuple, float]:
+    """R by (setting, workload, batch size): decode steps over vanilla's at equal running requests."""
     found = {}
     for name in settings:
-        groups: dict[tuple[str, int], list[tuple[Record, float]]] = {}
+        groups: dict[tuple[str, int], list[float]] = {}
         for test, base in stats.pair(bench.records(name), bench.records("vanilla")):
             traces = bench.trace(test), bench.trace(base)
-            if None not in traces:
-                batch = min(test.cell.batch_size, test.cell.workload.num_prompts)
-                cost = metrics.mean_step_ms(traces[0], batch) / metrics.mean_step_ms(traces[1], batch)
-                if np.isfinite(cost):
-                    groups.setdefault((test.cell.workload.name, test.cell.batch_size), []).append(
-                        (test, cost)
-                    )
-        for key, pairs in groups.items():
-            c = metrics.pooled(r for r, _ in pairs)
-            cost = float(np.mean([cost for _, cost in pairs]))
-            found[(name, *key)] = (metrics.mean_acceptance_length(c), metrics.tokens_per_step(c), cost)
+            if None not in traces and np.isfinite(cost := metrics.step_time_ratio(*traces)):
+                groups.setdefault((test.cell.workload.name, test.cell.batch_size), []).append(cost)
+        found |= {(name, *key): float(np.mean(costs)) for key, costs in groups.items()}
     return found
 
 
@@ -695,7 +686,7 @@ def measured_step_cost(evidence: Evidence, settings: Sequence[str], low: float, 
     nine tenths of the cells lie in the band, refuted if under half do."""
     findings = []
     for bench in evidence.benches:
-        costs = [cost for _, _, cost in _costs(bench, settings).values()]
+        costs = list(_costs(bench, settings).values())
         if costs:
             inside = sum(low <= c <= high for c in costs)
             text = (
