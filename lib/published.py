@@ -210,6 +210,7 @@ def one(**fields: Any) -> PublishedCell:
     return found[0]
 
 
+@cache
 def main_cell(workload: str, method: str, *, model: str = MAIN_MODEL) -> PublishedCell:
     """The cell of the article's own matrix (one engine, one run); LookupError if it has none."""
     found = select(model=model, workload=workload, method=method, arrangement="one-engine", in_study=True)
@@ -225,6 +226,7 @@ def speculative_cells() -> list[PublishedCell]:
     return [cell for cell in cells() if cell.num_drafts is not None]
 
 
+@cache
 def baseline(cell: PublishedCell) -> PublishedCell:
     """The vanilla run of the same model and workload in its campaign, else in BASE_CAMPAIGNS; LookupError if
     none."""
@@ -327,6 +329,7 @@ def speedups_by_output_cap(method: str = "ngram") -> dict[str, list[tuple[int, f
     return {name: sorted(found[name]) for name in SINGLES if name in found}
 
 
+@cache
 def noise() -> float:
     """Largest relative spread of throughput between runs that the study repeated with nothing changed (three
     runs)."""
