@@ -11,17 +11,26 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 fail() { echo "set-up: $*" >&2; exit 1; }
 pin() { grep -E "^$1==" "$lock"; }
 
+# Several lists at once: a lock leaves pip nothing to resolve, and most of its time is spent waiting for the network.
+pips() {
+  local file pid pids=() status=0
+  [[ $1 == */part.* ]] || { "$venv/bin/python" -m pip install --no-deps "$@"; return; }
+  for file in "$@"; do "$venv/bin/python" -m pip install --no-deps -r "$file" & pids+=($!); done
+  for pid in "${pids[@]}"; do wait "$pid" || status=1; done
+  return $status
+}
+
 # One line that moves on a terminal, a line every 40 packages elsewhere; what pip says goes to the log, shown if it fails.
 pip_install() {
   local total=$1; shift
-  "$venv/bin/python" -m pip install --no-deps "$@" 2>&1 | tee -a "$log" | awk -v total="$total" -v tty="$([ -t 1 ] && echo 1 || echo 0)" '
+  pips "$@" 2>&1 | tee -a "$log" | awk -v total="$total" -v tty="$([ -t 1 ] && echo 1 || echo 0)" '
     /^(Collecting|Requirement already|Processing) / || /^Requirement already/ {
       n++
       if (tty) printf "\r\033[K  %d/%d %s", n, total, ($1 == "Requirement" ? $4 : $2)
-      else if (n % 40 == 0 || n == total) printf "  %d/%d\n", n, total
+      else if (n % 40 == 0 || (n == total && n > 1)) printf "  %d/%d\n", n, total
       fflush()
     }
-    /^Installing collected packages/ { if (tty) printf "\r\033[K"; print "  installing what was fetched"; fflush() }
+    /^Installing collected packages/ && !said++ { if (tty) printf "\r\033[K"; print "  installing what was fetched"; fflush() }
     END { if (tty) printf "\r\033[K" }'
 }
 show() { grep -v '^WARNING: Location' "$log" | tail -n 15 >&2; fail "$1 (whole log: $log)"; }
@@ -49,11 +58,12 @@ if ! pip_install 1 "$torch"; then
   pip_install 1 --index-url "$TORCH_INDEX" "$torch" || show "$torch was found neither where pip looks nor at $TORCH_INDEX"
 fi
 
-rest=$(mktemp); trap 'rm -f "$rest"' EXIT
-grep -v -E '^(#|arctic-inference==|pip==|torch==)' "$lock" > "$rest"
-count=$(wc -l < "$rest")
+rest=$(mktemp -d); trap 'rm -rf "$rest"' EXIT
+grep -v -E '^(#|arctic-inference==|pip==|torch==)' "$lock" > "$rest/all"
+count=$(wc -l < "$rest/all")
 echo "$count packages of $lock"
-pip_install "$count" -r "$rest" || show "a package of $lock could not be installed"
+split -n r/4 "$rest/all" "$rest/part."
+pip_install "$count" "$rest"/part.* || show "a package of $lock could not be installed"
 
 if [ -z "$(built)" ]; then
   echo "$arctic: built once, about 80 s, and kept in $wheels"
