@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from lib import corpus, engines, models, params, records, workloads
+from lib import corpus, engines, models, params, records, sweep, workloads
 
 NOTEBOOKS = records.ROOT / "notebooks"
 # One sentence and exit code 2 for what the reader can mend.
@@ -128,6 +128,27 @@ def status(options: argparse.Namespace) -> int:
     return 0
 
 
+def run_sweep(options: argparse.Namespace) -> int:
+    """Measure every engine cell of the collection; the plan comes first, failures are named at the end."""
+    profile = params.load(options.profile)
+    parts = options.only.split(",") if options.only else sweep.PARTS
+    cells = sweep.choose(sweep.collection(profile, parts), options.settings.split(",") if options.settings else None)
+    retry = ("interrupted", *(options.retry.split(",") if options.retry else ()))
+    retry = ("interrupted", "oom", "timeout", "crashed", "invalid") if "failed" in retry else retry
+    planned = sweep.plan(cells, engines.store(profile, "measure"), retry, sweep.history(profile))
+    if options.json:
+        print(json.dumps([engine._asdict() for engine in planned], indent=1))
+    else:
+        print(sweep.describe(planned), flush=True)
+    if options.dry_run:
+        return 0
+    failed = sweep.run(profile, cells, retry)
+    print(f"{len(cells) - len(failed)} of {len(cells)} engine cells measured")
+    for line in failed:
+        print(line, file=sys.stderr)
+    return 1 if failed else 0
+
+
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="python -m lib",
@@ -154,6 +175,12 @@ def parser() -> argparse.ArgumentParser:
     with_profile(add("publish", publish, "copy a run's records to figures/data"))
     sub = with_profile(add("snapshot", snapshot, "write the records as one CSV or Parquet table"), "replay")
     sub.add_argument("--out", required=True, help="a .csv or .parquet file")
+    sub = with_profile(add("sweep", run_sweep, "measure every engine cell of a profile"))
+    sub.add_argument("--only", help="notebook numbers, e.g. 01,05")
+    sub.add_argument("--settings", help="settings of the ladder, in this order, e.g. vanilla,ngram")
+    sub.add_argument("--retry", help="measure failed cells again: failed, or some of oom,timeout,crashed,invalid")
+    sub.add_argument("--dry-run", action="store_true", help="show the plan and stop")
+    sub.add_argument("--json", action="store_true", help="the plan as JSON")
     sub = with_profile(add("status", status, "what a profile's store holds"), "measure")
     sub.add_argument("--json", action="store_true", help="machine-readable")
     recommend = commands.add_parser("recommend", help="an answer for your own request log", add_help=False)

@@ -170,3 +170,276 @@ def grouped_bars(
                 ax.annotate(format(estimate.value, value_format), (x, top), xytext=(0, 2), ha="center", fontsize=6.5,
                             textcoords="offset points")  # fmt: skip
     ax.set_xticks(range(len(groups)), groups)
+
+
+def noise_floor(ratios: Mapping[str, Sequence[float]], floor: float) -> Figure:
+    """A/A: throughput ratio of identical engine cells in two engines, one point a seed, by workload."""
+    figure, ax = new(f"Two identical engines differ by up to {100 * (np.exp(floor) - 1):.1f} %")
+    ax.axhspan(np.exp(-floor), np.exp(floor), color="#EFEFEF", zorder=0)
+    for position, values in enumerate(ratios.values()):
+        ax.plot([position] * len(values), values, "o", color=COLOURS["vanilla"], markersize=5, alpha=0.8)
+    no_gain(ax, text="identical")
+    ax.set_xticks(range(len(ratios)), list(ratios))
+    ax.set_xlim(-0.5, len(ratios) - 0.5)
+    ax.set_ylabel("throughput, second engine / first")
+    return figure
+
+
+def draft_length(curves: Mapping[str, Mapping[int, tuple]], title: str) -> Figure:
+    """Tokens per step and acceptance rate against the draft length, one line a workload.
+
+    curves[workload][gamma] = (tokens per step, acceptance rate as stats.Estimate).
+    """
+    figure, axes = new(title, ncols=2, width=7.2, height=3.4)
+    markers = ("s", "^", "o", "D")
+    greys = ("#0173B2", "#56B4E9", "#004D80", "#7FB2D9")
+    for index, (workload, points) in enumerate(curves.items()):
+        gammas = sorted(points)
+        style = {"marker": markers[index % 4], "color": greys[index % 4], "linewidth": 1.4, "markersize": 5}
+        axes[0].plot(gammas, [points[g][0] for g in gammas], **style)
+        axes[0].annotate(workload, (gammas[-1], points[gammas[-1]][0]), xytext=(5, 0), textcoords="offset points",
+                         va="center", fontsize=8, color=style["color"])  # fmt: skip
+        rates = [points[g][1] for g in gammas]
+        axes[1].plot(gammas, [100 * r.value for r in rates], **style)
+        for g, r in zip(gammas, rates, strict=True):
+            axes[1].errorbar([g], [100 * r.value], yerr=[[100 * v[0]] for v in error_bars(*r[:3])], color=style["color"],
+                             linewidth=0.9, capsize=2)  # fmt: skip
+    axes[0].set_ylabel("tokens per step")
+    axes[1].set_ylabel("draft acceptance rate [%]")
+    axes[0].set_ylim(bottom=1)
+    axes[1].set_ylim(bottom=0)
+    for ax in axes:
+        ax.set_xlabel("num_speculative_tokens")
+        ax.margins(x=0.18)
+    return figure
+
+
+def tau_against_r(points: Sequence[Mapping], title: str) -> Figure:
+    """Figure 02: tokens per step against R. Above the diagonal speculation pays.
+
+    Each point: setting, workload, tau, r, and `bold` for the workload in focus.
+    """
+    figure, ax = new(title)
+    top = 1.15 * max([*(p["tau"] for p in points), *(p["r"] for p in points), 2.0])
+    line = np.array([0.8, top])
+    ax.fill_between(line, line, top, color="#F1F7F1", zorder=0)
+    for gain, text in ((1.0, "no gain"), (1.5, "1.5 times"), (2.0, "twice as fast")):
+        ax.plot(line, gain * line, color="#888888", linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+        x = min(top / gain, top) * 0.93
+        ax.annotate(text, (x, gain * x), fontsize=7, color="#6B6B6B", rotation=0, ha="right", va="bottom")
+    seen: set[str] = set()
+    for point in points:
+        setting = point["setting"]
+        ax.plot([point["r"]], [point["tau"]], marker=marker_of(setting), color=colour_of(setting), linestyle="none",
+                markersize=8 if point.get("bold") else 5, alpha=1.0 if point.get("bold") else 0.55,
+                label=label_of(setting) if setting not in seen else None)  # fmt: skip
+        seen.add(setting)
+        ax.annotate(point["workload"], (point["r"], point["tau"]), xytext=(6, -3), textcoords="offset points",
+                    fontsize=8 if point.get("bold") else 6.5, color=colour_of(setting),
+                    fontweight="bold" if point.get("bold") else "normal")  # fmt: skip
+    ax.set_xlabel("R: time of a speculative step / vanilla step, same running requests")
+    ax.set_ylabel("tokens per step")
+    ax.set_xlim(0.8, top)
+    ax.set_ylim(0.8, top)
+    ax.legend(loc="upper left", fontsize=8)
+    return figure
+
+
+def acceptance_by_workload(
+    workloads: Sequence[str], lengths: Mapping[str, Sequence], rates: Mapping[str, Sequence], title: str,
+    printed: Mapping[str, Sequence] | None = None,
+) -> Figure:  # fmt: skip
+    """Figure 04: K (left) and a (right) by workload and method; `printed[setting]` holds the article's K values."""
+    figure, axes = new(title, ncols=2, width=9.6, height=4.0)
+    grouped_bars(axes[0], workloads, lengths)
+    grouped_bars(axes[1], workloads, {s: [e and e._replace(value=100 * e.value, low=100 * e.low, high=100 * e.high)
+                                          for e in es] for s, es in rates.items()}, value_format=".0f")  # fmt: skip
+    first = True
+    for index, values in enumerate((printed or {}).values()):
+        offset = (index - (len(printed or {}) - 1) / 2) * 0.8 / max(len(lengths), 1)
+        for position, reference in enumerate(values):
+            if reference is not None:
+                published_mark(axes[0], position + offset, reference.value, first=first,
+                               text="as published: Llama-3.3-70B, 8×H100, whole run")  # fmt: skip
+                first = False
+    axes[0].set_ylabel("mean acceptance length K")
+    axes[0].set_ylim(bottom=1)
+    axes[1].set_ylabel("draft acceptance rate [%]")
+    axes[1].set_ylim(0, 100)
+    axes[1].legend(loc="upper right", fontsize=8)
+    return figure
+
+
+def ladder(rungs: Mapping[str, object], title: str, reference: str = "vanilla, as shipped") -> Figure:
+    """Figure 03: speedup of each rung over vanilla as shipped (stats.Estimate), top to bottom in the order given."""
+    figure, ax = new(title, height=0.9 + 0.42 * max(len(rungs), 4))
+    ax.grid(axis="y", visible=False)
+    ax.grid(axis="x", color="#E6E6E6", linewidth=0.8)
+    for position, (setting, estimate) in enumerate(rungs.items()):
+        ax.barh(position, estimate.value, 0.66, color=colour_of(setting),
+                hatch="//" if "piecewise" in setting else None, edgecolor="white", linewidth=0.4)  # fmt: skip
+        ax.errorbar([estimate.value], [position], xerr=error_bars(*estimate[:3]), color="#262626", linewidth=1, capsize=2)
+        right = estimate.high if np.isfinite(estimate.high) else estimate.value
+        ax.annotate(f"{estimate.value:.2f}", (right, position), xytext=(4, 0), textcoords="offset points",
+                    va="center", fontsize=8)  # fmt: skip
+    ax.set_yticks(range(len(rungs)), [label_of(s) for s in rungs])
+    ax.invert_yaxis()
+    ax.axvline(1.0, color="#888888", linewidth=0.9, linestyle=(0, (4, 3)))
+    ax.set_xlim(left=0)
+    ax.margins(x=0.12)
+    ax.set_xlabel(f"throughput / {reference}")
+    return figure
+
+
+def six_workloads(
+    workloads: Sequence[str], throughputs: Mapping[str, Sequence], ratios: Mapping[str, Sequence], title: str,
+    published: Sequence | None = None,
+) -> Figure:  # fmt: skip
+    """Figure 01: throughput by workload (left) and the ratio to vanilla (right), with the article's ratio as a mark."""
+    figure, axes = new(title, ncols=2, width=9.6, height=4.0)
+    grouped_bars(axes[0], workloads, throughputs, show_values=False)
+    axes[0].set_ylabel("output tokens / s")
+    axes[0].legend(loc="best", fontsize=8)
+    grouped_bars(axes[1], workloads, ratios)
+    first = True
+    for position, reference in enumerate(published or ()):
+        if reference is not None:
+            published_mark(axes[1], position, reference.value, first=first, text="as published: Llama-3.3-70B, 8×H100")
+            first = False
+    no_gain(axes[1])
+    axes[1].set_ylabel("throughput / vanilla, as shipped")
+    return figure
+
+
+def speedup_by_batch(curves: Mapping[str, Mapping[int, object]], title: str) -> Figure:
+    """Speedup over vanilla against batch size, one line a setting; curves[setting][batch] is a stats.Estimate."""
+    figure, ax = new(title)
+    for index, (setting, points) in enumerate(curves.items()):
+        batches = sorted(points)
+        twin = sum(method_of(other) == method_of(setting) for other in list(curves)[:index])
+        style = {"color": colour_of(setting), "linestyle": ("-", "--", ":")[min(twin, 2)]}
+        ax.plot(batches, [points[b].value for b in batches], marker=marker_of(setting), markersize=5, **style)
+        for b in batches:
+            ax.errorbar([b], [points[b].value], yerr=error_bars(*points[b][:3]), color=style["color"], capsize=2, linewidth=0.9)
+        ax.annotate(label_of(setting), (batches[-1], points[batches[-1]].value), xytext=(6, 0), fontsize=8,
+                    textcoords="offset points", va="center", color=style["color"])  # fmt: skip
+    no_gain(ax)
+    ax.set_xscale("log", base=2)
+    ticks = sorted({b for points in curves.values() for b in points})
+    ax.set_xticks(ticks, [str(b) for b in ticks])
+    ax.margins(x=0.25)
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel("batch size (requests in flight)")
+    ax.set_ylabel("throughput / vanilla, as shipped")
+    return figure
+
+
+def memory_effect(study: Mapping, measured: Mapping, title: str) -> Figure:
+    """Tokens per step of a mix over what its parts predict: the study's cells (left), measured here (right).
+
+    study[drafter][mix]: the ratio by model, the study's main model first. measured[arm][mix]: stats.Estimate
+    or None; an arm is memory and prompts: `off fresh`, `off answered`, `on fresh`, `on answered`.
+    """
+    figure, axes = new(title, ncols=2, width=7.6, height=3.8, sharey=True)
+    mixes = list(next(iter(study.values())))
+    small = {"fontsize": 7.5, "textcoords": "offset points"}
+    for drafter, by_mix in study.items():
+        side = {"ngram": -0.12, "suffix": 0.12}[drafter]
+        marker, colour = marker_of(drafter), colour_of(drafter)
+        for position, ratios in enumerate(by_mix.values()):
+            (value, *others), label = ratios.values(), drafter if position == 0 else None
+            xs = [position + side + 0.04 * (i - len(others) / 2) for i in range(1 + len(others))]
+            axes[0].plot(xs[1:], others, marker, color=colour, alpha=0.35, markersize=5)
+            axes[0].plot(xs[:1], [value], marker, color=colour, markersize=7, label=label)
+            axes[0].annotate(f"{value:.2f}", (xs[0], value), xytext=(-4, 4), ha="right", **small)
+    for index, (arm, by_mix) in enumerate(measured.items()):
+        memory, prompts = arm.split()
+        marker, colour = ("^", COLOURS["suffix"]) if memory == "on" else ("v", COLOURS["null"])
+        fill = colour if prompts == "answered" else "white"
+        label = f"memory {memory}, {prompts}"
+        for position, mix in enumerate(mixes):
+            if by_mix.get(mix) is None:
+                continue
+            e, x = by_mix[mix], position + 0.16 * (index - 1.5)
+            axes[1].errorbar([x], [e.value], yerr=error_bars(*e[:3]), color=colour, linewidth=0.9, capsize=2)
+            axes[1].plot([x], [e.value], marker, color=colour, markerfacecolor=fill, ms=7, label=label)
+            if arm == "on answered":
+                axes[1].annotate(f"{e.value:.2f}", (x, e.value), xytext=(5, 4), **small)
+            label = None
+    for ax, head in zip(axes, ("published cells, one run each", "measured here"), strict=True):
+        no_gain(ax, text="")
+        ax.set_xticks(range(len(mixes)), mixes)
+        ax.set_xlim(-0.5, len(mixes) - 0.5)
+        ax.set_title(head, loc="left", fontsize=9, fontweight="normal")
+        if ax.get_legend_handles_labels()[0]:
+            ax.legend(fontsize=6.5, loc="upper left", ncols=2, columnspacing=1.0, handletextpad=0.2)
+    place = ("axes fraction", "data")
+    axes[0].annotate("what its parts predict", (0.99, 1.0), xycoords=place, xytext=(0, -9),
+                     ha="right", color="#6B6B6B", **small)  # fmt: skip
+    axes[0].set_ylabel("tokens per step, measured / predicted")
+    axes[0].set_ylim(0, 1.25 * axes[0].get_ylim()[1])
+    return figure
+
+
+def step_cost_against_verified(points: Mapping, band: tuple[float, float], title: str) -> Figure:
+    """R = tokens per step / speedup of the study's cells against the tokens a request verifies in a step.
+
+    points[drafter][model]: [(verified tokens a request, R)]; band: the range of R that the study prints.
+    """
+    figure, ax = new(title)
+    ax.axhspan(*band, color="#E8E8E8", zorder=0)
+    place = ("axes fraction", "data")
+    ax.annotate(f"R as printed, {band[0]:g} to {band[1]:g}", (1.0, band[1]), xycoords=place, ha="right",
+                xytext=(-2, 2), textcoords="offset points", fontsize=7.5, color="#6B6B6B")  # fmt: skip
+    models = list(dict.fromkeys(model for by_model in points.values() for model in by_model))
+    shape = dict(zip(models, ("o", "s", "^", "D"), strict=False))
+    for drafter, by_model in points.items():
+        for model, pairs in by_model.items():
+            x, y = zip(*pairs, strict=True)
+            ax.plot(x, y, shape[model], color=colour_of(drafter), markersize=5.5, alpha=0.75)
+    for model in models:
+        ax.plot([], [], shape[model], color="#6B6B6B", label=model)
+    for drafter in points:
+        ax.plot([], [], "s", color=colour_of(drafter), label=drafter, markersize=8, markeredgewidth=0)
+    ax.legend(fontsize=7.5, loc="upper left", ncols=2)
+    ax.set_xlabel("tokens verified a step and request")
+    ax.set_ylabel("R, speculative step / vanilla step")
+    ax.set_xlim(left=1)
+    ax.set_ylim(bottom=0)
+    return figure
+
+
+def _apart(heights: Mapping[str, float], gap: float) -> dict[str, float]:
+    """Label heights moved up until they are at least `gap` apart, in order of height."""
+    placed: dict[str, float] = {}
+    for name, y in sorted(heights.items(), key=lambda item: item[1]):
+        placed[name] = max([y, *(other + gap for other in placed.values())])
+    return placed
+
+
+def speedup_by_output_cap(curves: Mapping[str, Sequence[tuple[int, float]]], title: str) -> Figure:
+    """Speedup of one setting against the cap on output tokens; curves[workload] = [(cap, speedup)]."""
+    figure, ax = new(title)
+    looks = {"sonnet": ("#0173B2", "s"), "chat": ("#029E73", "D"), "code": ("#D55E00", "^")}
+    for workload, pairs in curves.items():
+        caps, ratios = zip(*pairs, strict=True)
+        colour, marker = looks[workload]
+        ax.plot(caps, ratios, marker=marker, color=colour, linewidth=1.4)
+    for end, side in ((-1, 7), (0, -7)):
+        heights = _apart({name: pairs[end][1] for name, pairs in curves.items()}, 0.06)
+        for workload, y in heights.items():
+            cap, ratio = curves[workload][end]
+            text = f"{100 * (ratio - 1):+.0f} %"
+            ax.annotate(f"{workload} {text}" if end else text, (cap, y), xytext=(side, -3), fontsize=8.5,
+                        ha="left" if end else "right", textcoords="offset points",
+                        color=looks[workload][0])  # fmt: skip
+    no_gain(ax)
+    ax.set_xscale("log", base=2)
+    every = sorted({cap for pairs in curves.values() for cap, _ in pairs})
+    ax.set_xticks(every, [f"{cap:,}" for cap in every])
+    ax.set_xlim(every[0] * 0.7, every[-1] * 1.6)
+    ax.minorticks_off()
+    ax.set_xlabel("cap on output tokens")
+    ax.set_ylabel("throughput / vanilla")
+    ax.set_ylim(bottom=0)
+    return figure

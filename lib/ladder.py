@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from lib.cells import Cell, Engine, Speculative, Workload
 from lib.params import ParamsError, Profile, _nearest
 
+# Rungs that draft nothing: they tell what switching costs, and need no full set of workloads.
+CONTROL = ("vanilla_v1", "vanilla_v1_sync", "null")
 # Display names; a setting not listed shows its own name.
 LABELS = {
     "vanilla": "vanilla, as shipped",
@@ -172,12 +174,15 @@ def cells(
 
 
 def spread(p: Profile, settings: Iterable[str], **options) -> list[Cell]:
-    """All workloads and seeds at the profile's batch sizes, and its batch sweep on the sweep workloads, first seed."""
+    """All workloads and seeds at the profile's batch sizes, and its batch sweep on the sweep workloads, one seed each.
+
+    A batch of the sweep has a seed of its own, so that no engine sees a prompt twice.
+    """
     settings = list(settings)
     made = cells(p, settings, **options)
-    if p.batch_sweep:
-        swept = options | {"workloads": p.sweep_workloads, "seeds": p.seeds[:1], "repeats": 1}
-        made += cells(p, settings, **swept | {"batch_sizes": p.batch_sweep})
+    for batch in p.batch_sweep:
+        swept = {"workloads": p.sweep_workloads, "seeds": [1000 + batch], "repeats": 1, "batch_sizes": [batch]}
+        made += cells(p, settings, **options | swept)
     return made
 
 
@@ -206,8 +211,9 @@ def notebook_cells(p: Profile, notebook: str) -> list[Cell]:
         case "04":
             modes = [f"suffix_{mode.lower()}" for mode in p.cudagraph_modes]
             memory = [f"suffix_gmu{round(100 * share)}" for share in p.gpu_memory_utilizations]
-            rungs = [rung for rung in p.rungs if rung != "vanilla"]
-            return baseline + spread(p, rungs) + narrow(p, [*modes, *memory])
+            control = [rung for rung in p.rungs if rung in CONTROL]
+            rungs = [rung for rung in p.rungs if rung not in CONTROL and rung != "vanilla"]
+            return baseline + spread(p, rungs) + narrow(p, control, seeds=p.seeds) + narrow(p, [*modes, *memory])
     raise ParamsError(f"notebook is {notebook!r}, allowed: 01, 02, 03, 04")
 
 

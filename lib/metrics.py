@@ -105,6 +105,23 @@ def mean_step_ms(trace: Trace, running: int | None = None) -> float:
     return float(steps["step_ms"][keep].mean()) if keep.any() else float("nan")
 
 
+def step_time_ratio(test: Trace, base: Trace) -> float:
+    """R, time of a speculative decode step over a vanilla one at the same number of running requests.
+
+    Steps are matched by their number of running requests; each number weighs as often as it occurs in `test`. NaN when
+    no number occurs in both.
+    """
+    steps, reference = decode_steps(test), decode_steps(base)
+    above = below = 0.0
+    for running in np.unique(steps["running"]):
+        mine = steps["step_ms"][steps["running"] == running]
+        theirs = reference["step_ms"][reference["running"] == running]
+        if len(mine) and len(theirs):
+            above += mine.sum()
+            below += len(mine) * theirs.mean()
+    return float(above / below) if below else float("nan")
+
+
 def graph_mode_shares(trace: Trace) -> dict[str, float]:
     """Share of decode steps dispatched with each CUDA-graph mode; empty where the engine does not tell."""
     modes = [mode for mode in decode_steps(trace).get("graph_mode", ()) if mode]

@@ -1,0 +1,100 @@
+"""Many engine cells: the whole collection of a profile as one plan, run with one command.
+
+`python -m lib sweep params/x.yaml` shows the plan first, measures what the store lacks and names what failed. The
+notebooks measure the same cells through the same code, so a swept profile leaves them nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from lib import engines, ladder, records, steptime
+from lib.cells import Cell
+from lib.params import ParamsError, Profile
+from lib.records import Store
+
+PARTS = ("01", "02", "03", "04", "05")  # 06 to 08 measure nothing of their own
+
+
+class PlannedEngine(NamedTuple):
+    """One engine process of a plan: its cells and, where earlier records tell, its estimated minutes."""
+
+    setting: str
+    model: str
+    num_gpus: int
+    num_cells: int
+    minutes: float | None
+
+
+def collection(p: Profile, parts: Iterable[str] = PARTS) -> dict[str, list[Cell]]:
+    """The engine cells of the notebooks, by notebook number; a cell that several notebooks share is in each."""
+    made = {}
+    for part in parts:
+        if part not in PARTS:
+            raise ParamsError(f"--only is {part!r}, allowed: {', '.join(PARTS)}")
+        made[part] = steptime.cells(p) if part == "05" else ladder.notebook_cells(p, part)
+    return made
+
+
+def choose(cells: Mapping[str, list[Cell]], settings: Iterable[str] | None) -> list[Cell]:
+    """The cells of all parts, each once, optionally of some settings only; ParamsError for a setting none has."""
+    by_id = {c.cell_id: c for part in cells.values() for c in part}
+    if settings is None:
+        return list(by_id.values())
+    known = {c.setting for c in by_id.values()}
+    for name in settings:
+        if name not in known:
+            raise ParamsError(f"--settings holds {name!r}, allowed: {', '.join(sorted(known))}")
+    order = list(settings)
+    chosen = [c for c in by_id.values() if c.setting in order]
+    return sorted(chosen, key=lambda c: order.index(c.setting))
+
+
+def plan(cells: Iterable[Cell], store: Store, retry: Iterable[str], history: Iterable[Store] = ()) -> list[PlannedEngine]:
+    """What a run would start, one row an engine, with minutes estimated from records of the same model."""
+    past = [r for s in (store, *history) for r in s.all() if r.status == "ok"]
+    starts, walls = {}, {}
+    for r in past:
+        starts.setdefault(r.cell.engine.model.name, []).append(r.engine_start_s or 0)
+        key = (r.cell.engine.model.name, r.cell.batch_size, r.cell.output_tokens)
+        walls.setdefault(key, []).append(r.wall_s)
+    planned = []
+    for group in engines.plan(cells, store, retry):
+        model, seconds = group[0].engine.model.name, None
+        if model in starts:
+            keys = [(model, c.batch_size, c.output_tokens) for c in group]
+            if all(key in walls for key in keys):
+                seconds = max(starts[model]) + sum(sum(walls[key]) / len(walls[key]) for key in keys)
+        gpus = group[0].engine.tensor_parallel_size * group[0].engine.pipeline_parallel_size
+        minutes = None if seconds is None else seconds / 60
+        planned.append(PlannedEngine(group[0].setting, model, gpus, len(group), minutes))
+    return planned
+
+
+def describe(planned: list[PlannedEngine]) -> str:
+    """The plan as a table with its totals."""
+    lines = [f"{'engine':22} {'model':24} {'GPUs':>4} {'cells':>6} {'minutes':>8}"]
+    for e in planned:
+        minutes = "unknown" if e.minutes is None else f"{e.minutes:.1f}"
+        lines.append(f"{e.setting:22} {e.model:24} {e.num_gpus:4d} {e.num_cells:6d} {minutes:>8}")
+    known = sum(e.minutes or 0 for e in planned)
+    unknown = sum(e.minutes is None for e in planned)
+    cells = sum(e.num_cells for e in planned)
+    note = f", {unknown} engines without an earlier record" if unknown else ""
+    lines.append(f"{len(planned)} engines, {cells} engine cells, {known:.0f} minutes estimated{note}")
+    return "\n".join(lines)
+
+
+def run(p: Profile, cells: list[Cell], retry: Iterable[str]) -> list[str]:
+    """Measure what is missing; returns one line for each cell that did not end well."""
+    store = engines.run(cells, p, retry=retry)
+    ended = [r for r in (store.get(c) for c in cells) if r is not None and r.status != "ok"]
+    return [
+        f"{r.cell.setting} {r.cell.workload.name} batch {r.cell.batch_size}: {r.status}, {r.reason}" for r in ended
+    ]
+
+
+def history(p: Profile) -> list[Store]:
+    """Stores whose records tell how long a cell takes: the committed ones of the profile."""
+    return [Store(records.data_folder(p.profile))]
