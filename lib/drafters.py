@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -252,6 +253,13 @@ class WalkingDrafter(NullDrafter):
 # ---- recognising requests --------------------------------------------------------------------------------
 
 
+@functools.cache
+def _compiled(function: Callable) -> Callable:
+    import numba
+
+    return numba.njit(function)
+
+
 def _history_keys(tokens, lengths, num_new, weights, before, after):
     """Keys of each row's history without and with its newest tokens: sums of weight x token, modulo 2^64.
 
@@ -284,10 +292,8 @@ class _Requests:
     """
 
     def __init__(self, max_model_len: int) -> None:
-        import numba
-
         self._weights = np.random.default_rng(0).integers(0, 2**64, max_model_len, dtype=np.uint64)
-        self._keys = numba.njit(_history_keys)
+        self._keys = _compiled(_history_keys)
         self._held: dict[tuple[int, int], list[int]] = {}  # (length, key) after the step before -> labels
         self._next = 0
         # numba compiles here and not in the engine's first step
@@ -446,9 +452,7 @@ class PaddedNgram(_Padded):
     """vLLM's `ngram` drafts (runner V1), each filled up to gamma tokens. Options: `NgramOptions`."""
 
     def __init__(self, vllm_config: Any) -> None:
-        import numba
-
-        self._draft_rows = numba.njit(_longest_earliest)
+        self._draft_rows = _compiled(_longest_earliest)
         super().__init__(vllm_config, read_options(NgramOptions))
         one = np.ones(1, np.int32)  # numba compiles here and not in the engine's first step
         self._find([[0]], one, one, np.zeros((1, 1), np.int32), [0], set(), 1)
