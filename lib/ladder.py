@@ -166,7 +166,8 @@ def cells(
                                 ignore_eos=p.ignore_eos,
                                 batch_size=batch,
                                 memory=memory,
-                                keep_tokens=keep_tokens,
+                                # vanilla's token streams feed the drafter replay
+                                keep_tokens=keep_tokens or (name == "vanilla" and repeat == 0),
                                 setting=name,
                             )
                         )
