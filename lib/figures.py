@@ -443,3 +443,246 @@ def speedup_by_output_cap(curves: Mapping[str, Sequence[tuple[int, float]]], tit
     ax.set_ylabel("throughput / vanilla")
     ax.set_ylim(bottom=0)
     return figure
+
+
+def recommendation(answer) -> Figure:
+    """Predicted speedup of every setting on one request log, a panel a batch size (a `recommend.Answer`)."""
+    batches = answer.batch_sizes
+    names = list(dict.fromkeys(p.setting for p in answer.predictions if p.speculative is not None))
+    paying = len({p.setting for p in answer.predictions if p.verdict == "pays"})
+    title = f"{paying} of {len(names)} settings surely pay somewhere on this log" if names else "Nothing to compare"
+    height = 1.6 + 0.24 * max(len(names), 2)
+    figure, axes = new(title, ncols=len(batches), width=2.2 + 1.9 * len(batches), height=height, sharey=True, squeeze=False)
+    floor = answer.costs.noise
+    for ax, batch in zip(axes[0], batches, strict=True):
+        for p in (p for p in answer.predictions if p.batch_size == batch and p.speculative is not None):
+            y, e = names.index(p.setting), p.speedup
+            sure = p.verdict != "too close to call"
+            ax.errorbar([e.value], [y], xerr=error_bars(*e[:3]), color=colour_of(p.setting), marker=marker_of(p.setting),
+                        markersize=5, linewidth=1.0, capsize=1.5, markerfacecolor=None if sure else "white")  # fmt: skip
+        if np.isfinite(floor):
+            ax.axvspan(np.exp(-floor), np.exp(floor), color="#ECECEC", zorder=0)
+        no_gain(ax, axis="x")
+        ax.set_title(f"batch {batch}", loc="left", fontsize=9, fontweight="normal")
+        ax.set_xlabel("predicted speedup")
+        ax.grid(axis="x", color="#E6E6E6", linewidth=0.8)
+    axes[0][0].set_yticks(range(len(names)), [label_of(n) for n in names])
+    axes[0][0].invert_yaxis()
+    law = answer.costs.vanilla
+    line = f"{answer.num_requests} requests · {answer.num_tokens:,} output tokens · law of {law.model} on {law.hardware}"
+    sign(figure, line + " · bars: 95 % · open marks: too close to call · grey: noise floor")
+    return figure
+
+
+def predicted_against_measured(points: Mapping[str, Sequence], title: str, noise: float = float("nan")) -> Figure:
+    """Speedups as predicted and as measured; points[setting] = [(predicted Estimate, measured Estimate), ...]."""
+    figure, ax = new(title, height=4.6)
+    every = [e.value for pairs in points.values() for pair in pairs for e in pair] or [1.0]
+    low, high = min(*every, 1.0) * 0.9, max(*every, 1.0) * 1.1
+    line = np.array([low, high])
+    ax.plot(line, line, color="#888888", linewidth=0.9, zorder=1)
+    ax.fill_between(line, line * 0.9, line * 1.1, color="#ECECEC", zorder=0)
+    ax.annotate("within 10 %", (high, high * 1.0), xytext=(-4, -14), ha="right", fontsize=7.5, color="#6B6B6B",
+                textcoords="offset points")  # fmt: skip
+    families: dict[str, str] = {}
+    for setting, pairs in points.items():
+        for predicted, measured in pairs:
+            family = method_of(setting)
+            ax.errorbar([predicted.value], [measured.value], xerr=error_bars(*predicted[:3]),
+                        yerr=error_bars(*measured[:3]), color=colour_of(setting), marker=marker_of(setting),
+                        markersize=4.5, linewidth=0.5, alpha=0.85, label=None if family in families else family)  # fmt: skip
+            families[family] = setting
+    if np.isfinite(noise):
+        ax.axhspan(np.exp(-noise), np.exp(noise), color="#F6E7C9", zorder=0, alpha=0.6)
+    no_gain(ax)
+    ax.axvline(1.0, color="#888888", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ticks = [t for t in (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6) if low <= t <= high]
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(matplotlib.ticker.FixedLocator(ticks))
+        axis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda v, _: f"{v:g}"))
+        axis.set_minor_locator(matplotlib.ticker.NullLocator())
+    ax.set_xlim(low, high)
+    ax.set_ylim(low, high)
+    ax.set_xlabel("predicted speedup")
+    ax.set_ylabel("measured speedup")
+    if families:
+        ax.legend(fontsize=7.5, loc="lower right")
+    return figure
+
+
+def break_even_map(
+    batches: Sequence[int], lengths: Sequence[int], tau: np.ndarray, title: str, mark: tuple[int, int] | None = None
+) -> Figure:
+    """Tokens per step from which drafts pay: tau [lengths, batches], NaN outside the law's grid; `mark` = (batch, length)."""
+    figure, ax = new(title, height=3.6)
+    shown = np.ma.masked_invalid(tau)
+    image = ax.imshow(shown, origin="lower", aspect="auto", cmap="cividis_r", vmin=1.0, vmax=max(float(np.nanmax(tau)), 1.5))
+    ax.set_xticks(range(len(batches)), batches)
+    ax.set_yticks(range(len(lengths)), lengths)
+    limit = 1 + 0.55 * (float(np.nanmax(tau)) - 1)
+    for row in range(len(lengths)):
+        for column in range(len(batches)):
+            value = tau[row, column]
+            if np.isfinite(value):
+                ax.annotate(f"{value:.2f}", (column, row), ha="center", va="center", fontsize=7.5,
+                            color="white" if value > limit else "#262626")  # fmt: skip
+    if mark is not None:
+        column, row = list(batches).index(mark[0]), list(lengths).index(mark[1])
+        ax.add_patch(plt.Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="#D55E00", linewidth=2.2))
+    ax.grid(False)
+    ax.set_xlabel("requests decoded together (batch)")
+    ax.set_ylabel("drafted tokens a request")
+    figure.colorbar(image, ax=ax, label="break-even tokens per step")
+    return figure
+
+
+def decision_map(maps: Mapping[str, Mapping[tuple[str, int], tuple]], title: str) -> Figure:
+    """Best speedup by model and batch, a panel a workload; maps[workload][model, batch] = (speedup, setting, inside)."""
+    workloads = list(maps)
+    rows = list(dict.fromkeys(model for cells in maps.values() for model, _ in cells))
+    columns = sorted({batch for cells in maps.values() for _, batch in cells})
+    ncols = min(len(workloads), 3) or 1
+    nrows = max(-(-len(workloads) // ncols), 1)
+    figure, axes = new(title, ncols=ncols, nrows=nrows, width=2.4 + 2.2 * ncols, height=1.2 + nrows * (0.9 + 0.3 * len(rows)),
+                       sharex=True, sharey=True, squeeze=False)  # fmt: skip
+    spread = max((abs(np.log(v[0])) for cells in maps.values() for v in cells.values()), default=0.5)
+    image = None
+    for ax, workload in zip(axes.flat, workloads, strict=False):
+        values = np.full((len(rows), len(columns)), np.nan)
+        for (model, batch), (speedup, _, _) in maps[workload].items():
+            values[rows.index(model), columns.index(batch)] = np.log(speedup)
+        image = ax.imshow(np.ma.masked_invalid(values), aspect="auto", cmap="PuOr", vmin=-spread, vmax=spread)
+        for (model, batch), (speedup, _, inside) in maps[workload].items():
+            ax.annotate(f"{speedup:.2f}" + ("" if inside else "?"), (columns.index(batch), rows.index(model)), ha="center",
+                        va="center", fontsize=7, color="white" if abs(np.log(speedup)) > 0.65 * spread else "#262626")  # fmt: skip
+        ax.set_title(workload, loc="left", fontsize=9, fontweight="normal")
+        ax.set_xticks(range(len(columns)), columns)
+        ax.set_yticks(range(len(rows)), rows)
+        ax.grid(False)
+    for ax in list(axes.flat)[len(workloads):]:
+        ax.set_visible(False)
+    for ax in axes[-1]:
+        ax.set_xlabel("batch")
+    if image is not None:
+        bar = figure.colorbar(image, ax=axes.ravel().tolist(), label="best predicted speedup", shrink=0.8)
+        ticks = [t for t in (0.33, 0.5, 0.75, 1, 1.5, 2, 3, 4) if abs(np.log(t)) <= spread]
+        bar.set_ticks([np.log(t) for t in ticks], labels=[f"{t:g}" for t in ticks])
+    return figure
+
+
+def _by_size(ax, label: str) -> None:
+    """A logarithmic axis of model sizes with the sizes written out."""
+    ax.set_xscale("log")
+    ticks = (0.125, 0.5, 1.5, 3, 7, 14, 32, 70)
+    ax.set_xticks(ticks, [f"{t:g}" for t in ticks])
+    ax.minorticks_off()
+    ax.set_xlim(0.09, 115)
+    ax.set_xlabel("parameters [billions]")
+    ax.set_ylabel(label)
+
+
+def _log_ticks(ax, ticks: Sequence[float]) -> None:
+    ax.set_yscale("log", base=2)
+    ax.set_yticks(ticks, [f"{t:g}" for t in ticks])
+    ax.set_ylim(ticks[0], ticks[-1])
+
+
+def break_even_by_size(points: Sequence, published: Sequence, title: str, gamma: int) -> Figure:
+    """Figure 05: tokens per step from which drafts of `gamma` tokens pay (left), the published speedups (right).
+
+    points: steptime.BreakEven, one line a batch size, one line style a graph mode. published:
+    steptime.PublishedPoint; tau stands on the left where the study logged it.
+    """
+    figure, axes = new(title, ncols=2, width=10.4, height=4.4, width_ratios=(1.5, 1))
+    points = sorted((e for e in points if e.gamma == gamma and e.parameters_b), key=lambda e: e.mode)
+    batches, modes = sorted({e.batch for e in points}), sorted({e.mode for e in points})
+    looks = {mode: "-" if len(modes) == 1 or mode == "FULL" else "--" if mode == "PIECEWISE" else ":" for mode in modes}
+    shades = dict(zip(batches, plt.get_cmap("cividis")(np.linspace(0.62, 0.0, len(batches))), strict=True))
+    left, right = axes
+    for batch in batches:
+        for mode in modes:
+            line = sorted((e for e in points if (e.batch, e.mode) == (batch, mode)), key=lambda e: e.parameters_b)
+            if not line:
+                continue
+            x, y = [e.parameters_b for e in line], [e.tokens.value for e in line]
+            left.plot(x, y, looks[mode], color=shades[batch], marker="o", markersize=3.5, linewidth=1.5)
+            for e in line:
+                left.errorbar([e.parameters_b], [e.tokens.value], yerr=error_bars(*e.tokens[:3]), color=shades[batch],
+                              linewidth=0.9, capsize=2)  # fmt: skip
+            if mode == next(e.mode for e in points if e.batch == batch):
+                left.annotate(f"B={batch}", (x[-1], y[-1]), xytext=(6, -3), textcoords="offset points", fontsize=7.5,
+                              color=shades[batch])  # fmt: skip
+    for mode in modes:
+        left.plot([], [], looks[mode], color="#262626", label=f"{mode} graph" if mode != "NONE" else "no graph")
+    for method in ("ngram", "suffix"):
+        known = [q for q in published if q.method == method and np.isfinite(q.tau)]
+        left.plot([q.parameters_b for q in known], [q.tau for q in known], marker_of(method), color=colour_of(method),
+                  markersize=4, alpha=0.45, linestyle="none", label=f"tau as published, {method}")  # fmt: skip
+    _by_size(left, f"tokens per step to break even, {gamma} drafted")
+    _log_ticks(left, (1, 2, 4, 8, 16))
+    left.legend(fontsize=7, loc="upper left")
+    same: dict[tuple, list[float]] = {}
+    for q in published:
+        same.setdefault((q.parameters_b, q.workload, q.method), []).append(q.speedup)
+        right.plot([q.parameters_b], [q.speedup], marker_of(q.method), color=colour_of(q.method), markersize=4, alpha=0.6)
+    for (size, _, method), values in same.items():
+        right.plot([size] * len(values), values, "-", color=colour_of(method), linewidth=0.6, alpha=0.5, zorder=1)
+    right.axvspan(7.62, 13.9, color="#EFEFEF", zorder=0)
+    right.annotate("published\nboundary", (10.3, 0.27), ha="center", fontsize=7, color="#6B6B6B")
+    no_gain(right)
+    _by_size(right, "published speedup, single runs")
+    _log_ticks(right, (0.25, 0.5, 1, 2, 4))
+    return figure
+
+
+def busy_ladder(rungs: Mapping[str, object], causes: Sequence, title: str) -> Figure:
+    """Figure 06: the ladder's rungs as rows (busy.Rung), one column a quantity; with a GPU, its busy share's causes.
+
+    causes: busy.Cause, drawn as the points each rung adds to or takes from the busy share of the rung before it.
+    """
+    gpu = all(r.busy_pct is not None for r in rungs.values()) and bool(rungs)
+    columns = [
+        ("output tokens / s", lambda r: r.throughput_tok_s, ".0f"),
+        ("wall [s]", lambda r: r.wall_s, ".1f"),
+        ("engine steps", lambda r: r.num_steps, ".0f"),
+        ("decode step [ms]", lambda r: r.decode_ms, ".1f"),
+        ("CPU of the engine [%]", lambda r: r.cpu_pct or np.nan, ".0f"),
+    ]
+    if gpu:
+        columns[3:] = [
+            ("GPU busy share [%]", lambda r: r.busy_pct, ".0f"),
+            ("energy [mJ / token]", lambda r: 1000 * (r.joules_per_token or np.nan), ".0f"),
+        ]
+    number = len(columns) + gpu
+    figure, axes = new(title, ncols=number, width=2.3 + 1.65 * number, height=0.9 + 0.36 * max(len(rungs), 4), sharey=True)
+    names = list(rungs)
+    for ax, (label, value, spec) in zip(axes, columns, strict=False):
+        numbers = [value(rungs[name]) for name in names]
+        ax.barh(range(len(names)), np.nan_to_num(numbers), 0.66, color=[colour_of(n) for n in names])
+        for position, number in enumerate(numbers):
+            if np.isfinite(number):
+                ax.annotate(format(number, spec), (number, position), xytext=(3, 0), textcoords="offset points",
+                            va="center", fontsize=7.5)  # fmt: skip
+        ax.set_xlabel(label, fontsize=8.5)
+        ax.set_xlim(left=0)
+        ax.margins(x=0.28)
+    if gpu:
+        ax = axes[-1]
+        for cause in causes:
+            position, start = names.index(cause.rung), {False: 0.0, True: 0.0}
+            for part, colour in ((cause.from_gaps, "#B5402E"), (cause.from_kernels, "#5F7F95")):
+                ax.barh(position, part, 0.66, left=start[part > 0], color=colour)
+                start[part > 0] += part
+            ax.annotate(f"{cause.points:+.0f}", (max(start.values()), position), xytext=(3, 0), fontsize=7.5,
+                        textcoords="offset points", va="center")  # fmt: skip
+        ax.axvline(0, color="#888888", linewidth=0.9)
+        ax.set_xlabel("points against the rung before:\nred from gaps, blue from kernels", fontsize=7.5)
+        ax.margins(x=0.2)
+    axes[0].set_yticks(range(len(names)), [label_of(n) for n in names])
+    axes[0].invert_yaxis()
+    for ax in axes:
+        ax.grid(axis="y", visible=False)
+        ax.tick_params(axis="x", labelsize=7.5)
+    return figure

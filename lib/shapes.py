@@ -19,8 +19,8 @@ def _qwen2(
         "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
         "num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocabulary,
         "tie_word_embeddings": tied, "hidden_act": "silu", "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "initializer_range": 0.02, "use_sliding_window": False,
-        "bos_token_id": 151643, "eos_token_id": 151645,
+        "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "initializer_range": 0.02,
+        "use_sliding_window": False, "bos_token_id": 151643, "eos_token_id": 151645,
     }  # fmt: skip
 
 
@@ -28,8 +28,9 @@ SHAPES: dict[str, dict] = {
     "opt-125m": {
         "architectures": ["OPTForCausalLM"], "model_type": "opt", "torch_dtype": "float16",
         "hidden_size": 768, "ffn_dim": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
-        "vocab_size": 50272, "word_embed_proj_dim": 768, "max_position_embeddings": 2048, "activation_function": "relu",
-        "do_layer_norm_before": True, "tie_word_embeddings": True, "init_std": 0.02,
+        "vocab_size": 50272, "word_embed_proj_dim": 768, "max_position_embeddings": 2048,
+        "activation_function": "relu", "do_layer_norm_before": True, "tie_word_embeddings": True,
+        "init_std": 0.02,
         "bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1,
     },
     "Qwen2.5-0.5B": _qwen2(896, 4864, 24, 14, 2, 151936, True),

@@ -112,7 +112,7 @@ def _grid(p: Profile, setting: str, engine: Engine, walks: list[tuple[int | None
     most = max(s.batch_sizes) * (1 + longest)
     if most > budget:
         raise ValueError(
-            f"engine.max_num_batched_tokens is {budget}, allowed: at least step_time's largest step, {most} tokens"
+            f"engine.max_num_batched_tokens is {budget}, allowed: at least {most}, the grid's largest step"
         )
     timed = NUM_WARM_STEPS + s.num_steps
     lengths = {
@@ -349,7 +349,7 @@ class Tax(NamedTuple):
 
 
 def taxes(rows: Sequence[Row], batch: int) -> list[Tax]:
-    """Step times at `batch` of vanilla as shipped, V1, V1 synchronous, null drafter; without a row, no rung."""
+    """Step times at `batch` of vanilla, V1, V1 synchronous and null drafter; without a row, no rung."""
     rungs = [(name, find(rows, setting=name, batch=batch)) for name in BASELINES]
     rungs.append(("null", find(rows, setting="walking", batch=batch, gamma=0)))
     measured = [(name, row) for name, row in rungs if row is not None]
@@ -413,7 +413,7 @@ class Regime(Frozen):
 
 
 class Law(Frozen):
-    """Step times of one model on one machine with one setting, a regime a graph mode. JSON through pydantic."""
+    """Step times of one model on one machine with one setting, a regime a graph mode; pydantic's JSON."""
 
     model: str
     hardware: str
@@ -697,7 +697,7 @@ def _published(model: str, fixed: float, token: float, r_squared: float, points:
     )  # fmt: skip
     return Law(
         model=model, hardware="8 x NVIDIA H100 80GB HBM3", setting="published", regimes=(regime,),
-        source="re-analysis of the study's engine logs: 10 s intervals, batch mostly 256, drafts up to 12 tokens",
+        source="re-analysis of the study's engine logs: 10 s intervals, batch mostly 256, at most 12 drafted",
     )  # fmt: skip
 
 
