@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -22,10 +23,11 @@ class Estimate(NamedTuple):
     n: int
 
     def __format__(self, spec: str) -> str:
-        spec = spec or ".2f"
-        if not np.isfinite(self.low):
-            return f"{self.value:{spec}} (n={self.n})"
-        return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+        """`[fill][align][width][.precision type]`: the width is that of the whole text, the rest of each number."""
+        width, number = re.fullmatch(r"((?:.?[<>^])?\d*)((?:\.\d+)?[a-z]?)", spec).groups()
+        number = number or ".2f"
+        interval = f" [{self.low:{number}}, {self.high:{number}}]" if np.isfinite(self.low) else f" (n={self.n})"
+        return format(f"{self.value:{number}}{interval}", width)
 
     def __str__(self) -> str:
         return format(self, "")
