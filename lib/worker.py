@@ -219,9 +219,13 @@ class Runner:
         """Once a batch size, with prompts that no cell measures: kernels are compiled and caches filled by use."""
         if cell.batch_size in self.warmed:
             return
-        other = cell.workload.model_copy(
-            update={"seed": cell.workload.seed + 1_000_003, "num_prompts": min(cell.batch_size, cell.workload.num_prompts)}
-        )
+        changes = {
+            "seed": cell.workload.seed + 1_000_003,
+            "num_prompts": min(cell.batch_size, cell.workload.num_prompts),
+        }
+        if cell.workload.name == "random":  # decode steps are timed: long prompts would only take time to read
+            changes["input_tokens"] = min(cell.workload.input_tokens, 32)
+        other = cell.workload.model_copy(update=changes)
         tokens = min(self.plan["warm_up_tokens"], cell.output_tokens)
         self.generate([p.token_ids for p in self.prompts(other)], tokens, True, cell.batch_size)
         self.warmed.add(cell.batch_size)
