@@ -17,14 +17,18 @@ import numpy as np
 from lib import metrics
 from lib.records import Record, Store
 
-RUNGS = ("vanilla", "vanilla_v1", "vanilla_v1_sync", "null", "ngram", "suffix", "full")
+RUNGS = (
+    "vanilla", "vanilla_v1", "vanilla_v1_sync", "null", "ngram", "padded_ngram", "suffix", "padded_suffix", "full",
+)  # fmt: skip
 # What changes from one rung to the next; the drafters are all compared with the null drafter.
 LEVERS = {
     "vanilla_v1": ("vanilla", "the V1 runner"),
     "vanilla_v1_sync": ("vanilla_v1", "synchronous scheduling"),
     "null": ("vanilla_v1_sync", "speculation on, nothing drafted"),
     "ngram": ("null", "drafting and verifying, ngram"),
+    "padded_ngram": ("null", "drafting and verifying, ngram, padded"),
     "suffix": ("null", "drafting and verifying, suffix"),
+    "padded_suffix": ("null", "drafting and verifying, suffix, padded"),
     "full": ("null", "drafting and verifying, full configuration"),
 }
 
