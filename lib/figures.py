@@ -452,14 +452,16 @@ def recommendation(answer) -> Figure:
     paying = len({p.setting for p in answer.predictions if p.verdict == "pays"})
     title = f"{paying} of {len(names)} settings surely pay somewhere on this log" if names else "Nothing to compare"
     height = 1.6 + 0.24 * max(len(names), 2)
-    figure, axes = new(title, ncols=len(batches), width=2.2 + 1.9 * len(batches), height=height, sharey=True, squeeze=False)
+    width = 2.2 + 1.9 * len(batches)
+    figure, axes = new(title, ncols=len(batches), width=width, height=height, sharey=True, squeeze=False)
     floor = answer.costs.noise
     for ax, batch in zip(axes[0], batches, strict=True):
         for p in (p for p in answer.predictions if p.batch_size == batch and p.speculative is not None):
             y, e = names.index(p.setting), p.speedup
             sure = p.verdict != "too close to call"
-            ax.errorbar([e.value], [y], xerr=error_bars(*e[:3]), color=colour_of(p.setting), marker=marker_of(p.setting),
-                        markersize=5, linewidth=1.0, capsize=1.5, markerfacecolor=None if sure else "white")  # fmt: skip
+            ax.errorbar([e.value], [y], xerr=error_bars(*e[:3]), color=colour_of(p.setting),
+                        marker=marker_of(p.setting), markersize=5, linewidth=1.0, capsize=1.5,
+                        markerfacecolor=None if sure else "white")  # fmt: skip
         if np.isfinite(floor):
             ax.axvspan(np.exp(-floor), np.exp(floor), color="#ECECEC", zorder=0)
         no_gain(ax, axis="x")
@@ -490,7 +492,8 @@ def predicted_against_measured(points: Mapping[str, Sequence], title: str, noise
             family = method_of(setting)
             ax.errorbar([predicted.value], [measured.value], xerr=error_bars(*predicted[:3]),
                         yerr=error_bars(*measured[:3]), color=colour_of(setting), marker=marker_of(setting),
-                        markersize=4.5, linewidth=0.5, alpha=0.85, label=None if family in families else family)  # fmt: skip
+                        markersize=4.5, linewidth=0.5, alpha=0.85,
+                        label=None if family in families else family)  # fmt: skip
             families[family] = setting
     if np.isfinite(noise):
         ax.axhspan(np.exp(-noise), np.exp(noise), color="#F6E7C9", zorder=0, alpha=0.6)
@@ -515,13 +518,17 @@ def predicted_against_measured(points: Mapping[str, Sequence], title: str, noise
 def break_even_map(
     batches: Sequence[int], lengths: Sequence[int], tau: np.ndarray, title: str, mark: tuple[int, int] | None = None
 ) -> Figure:
-    """Tokens per step from which drafts pay: tau [lengths, batches], NaN outside the law's grid; `mark` = (batch, length)."""
+    """Tokens per step from which drafts pay: tau [lengths, batches], NaN outside the law's grid.
+
+    mark: (batch, length) to point out.
+    """
     figure, ax = new(title, height=3.6)
     shown = np.ma.masked_invalid(tau)
-    image = ax.imshow(shown, origin="lower", aspect="auto", cmap="cividis_r", vmin=1.0, vmax=max(float(np.nanmax(tau)), 1.5))
+    top = max(float(np.nanmax(tau)), 1.5)
+    image = ax.imshow(shown, origin="lower", aspect="auto", cmap="cividis_r", vmin=1.0, vmax=top)
     ax.set_xticks(range(len(batches)), batches)
     ax.set_yticks(range(len(lengths)), lengths)
-    limit = 1 + 0.55 * (float(np.nanmax(tau)) - 1)
+    limit = 1 + 0.55 * (top - 1)
     for row in range(len(lengths)):
         for column in range(len(batches)):
             value = tau[row, column]
@@ -539,14 +546,18 @@ def break_even_map(
 
 
 def decision_map(maps: Mapping[str, Mapping[tuple[str, int], tuple]], title: str) -> Figure:
-    """Best speedup by model and batch, a panel a workload; maps[workload][model, batch] = (speedup, setting, inside)."""
+    """Best speedup by model and batch, a panel a workload.
+
+    maps[workload][model, batch] = (speedup, setting, inside the measured grid?).
+    """
     workloads = list(maps)
     rows = list(dict.fromkeys(model for cells in maps.values() for model, _ in cells))
     columns = sorted({batch for cells in maps.values() for _, batch in cells})
     ncols = min(len(workloads), 3) or 1
     nrows = max(-(-len(workloads) // ncols), 1)
-    figure, axes = new(title, ncols=ncols, nrows=nrows, width=2.4 + 2.2 * ncols, height=1.2 + nrows * (0.9 + 0.3 * len(rows)),
-                       sharex=True, sharey=True, squeeze=False)  # fmt: skip
+    width, height = 2.4 + 2.2 * ncols, 1.2 + nrows * (0.9 + 0.3 * len(rows))
+    figure, axes = new(title, ncols=ncols, nrows=nrows, width=width, height=height, sharex=True, sharey=True,
+                       squeeze=False)  # fmt: skip
     spread = max((abs(np.log(v[0])) for cells in maps.values() for v in cells.values()), default=0.5)
     image = None
     for ax, workload in zip(axes.flat, workloads, strict=False):
@@ -555,8 +566,9 @@ def decision_map(maps: Mapping[str, Mapping[tuple[str, int], tuple]], title: str
             values[rows.index(model), columns.index(batch)] = np.log(speedup)
         image = ax.imshow(np.ma.masked_invalid(values), aspect="auto", cmap="PuOr", vmin=-spread, vmax=spread)
         for (model, batch), (speedup, _, inside) in maps[workload].items():
-            ax.annotate(f"{speedup:.2f}" + ("" if inside else "?"), (columns.index(batch), rows.index(model)), ha="center",
-                        va="center", fontsize=7, color="white" if abs(np.log(speedup)) > 0.65 * spread else "#262626")  # fmt: skip
+            text, dark = f"{speedup:.2f}" + ("" if inside else "?"), abs(np.log(speedup)) > 0.65 * spread
+            ax.annotate(text, (columns.index(batch), rows.index(model)), ha="center", va="center", fontsize=7,
+                        color="white" if dark else "#262626")  # fmt: skip
         ax.set_title(workload, loc="left", fontsize=9, fontweight="normal")
         ax.set_xticks(range(len(columns)), columns)
         ax.set_yticks(range(len(rows)), rows)

@@ -13,15 +13,13 @@ calls it.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from array import array
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -30,10 +28,6 @@ from tqdm.auto import tqdm
 from lib import drafters
 from lib.cells import Cell, Speculative
 from lib.records import Counters, Resolved, Trace
-
-
-class LogError(ValueError):
-    """A request log that cannot be used at all; one sentence says why and what is allowed."""
 
 
 class Stream(NamedTuple):
@@ -47,9 +41,7 @@ class Stream(NamedTuple):
     num_output_tokens: int
 
 
-def stream(
-    prompt: Sequence[int], output: Sequence[int], cap: int | None = None, eos: Iterable[int] = ()
-) -> Stream:
+def stream(prompt: Sequence[int], output: Sequence[int], cap: int | None = None, eos: Iterable[int] = ()) -> Stream:
     """A `Stream` from plain ids; it stops at the first `eos` id, after `cap` tokens, or at the end."""
     ids = np.asarray(output, np.int32)
     stops = np.flatnonzero(np.isin(ids, list(eos)))
@@ -65,9 +57,7 @@ def of_trace(trace: Trace, cap: int | None = None, eos: Iterable[int] = ()) -> l
     """
     if trace.prompt_token_ids is None or trace.output_token_ids is None:
         raise ValueError("trace holds no token ids, allowed: one of an engine cell measured with keep_tokens")
-    return [
-        stream(p, o, cap, eos) for p, o in zip(trace.prompt_token_ids, trace.output_token_ids, strict=True)
-    ]
+    return [stream(p, o, cap, eos) for p, o in zip(trace.prompt_token_ids, trace.output_token_ids, strict=True)]
 
 
 # ---- the ngram drafter ----
@@ -128,9 +118,7 @@ class _Request:
 
     def __init__(self, number: int, source: Stream, max_model_len: int, detailed: bool):
         self.id = number
-        self.tokens = np.concatenate([source.prompt_token_ids, source.output_token_ids]).astype(
-            np.int32, copy=False
-        )
+        self.tokens = np.concatenate([source.prompt_token_ids, source.output_token_ids]).astype(np.int32, copy=False)
         self.num_prompt = self.num_tokens = len(source.prompt_token_ids)
         self.limit = min(source.num_output_tokens, max_model_len - self.num_prompt)
         self.num_computed = self.num_sampled = 0
@@ -145,9 +133,7 @@ class _Request:
         self.drafted += self.filled
         if self.matched == found:
             ahead = self.tokens[start + found : start + total]
-            source = (
-                self.tokens[start : start + found] if repeat and found else self.tokens[start - 1 : start]
-            )
+            source = self.tokens[start : start + found] if repeat and found else self.tokens[start - 1 : start]
             self.matched += _num_equal(ahead, np.resize(source, len(ahead)))
 
 
@@ -170,11 +156,7 @@ class _Padding:
         return [gamma for batch, gamma in self.schedule if batch <= max(num_requests, 1)][-1]
 
     def apply(self, drafting: Sequence[_Request], gamma: int) -> None:
-        if (
-            self.fill == "none"
-            or not gamma
-            or (self.when_empty == "skip" and not any(r.drafted for r in drafting))
-        ):
+        if self.fill == "none" or not gamma or (self.when_empty == "skip" and not any(r.drafted for r in drafting)):
             return
         for r in drafting:
             r.fill(gamma, self.fill == "repeat")
@@ -209,18 +191,14 @@ class _Ngram(_Drafter):
         drafting, gamma = self.drafting(batch), self.padding.gamma(len(batch))
         for r in drafting:
             most = min(gamma, self.max_model_len - r.num_tokens)
-            r.drafted, r.matched = _draft_ngram(
-                r.tokens, r.num_tokens, self.min_n, self.max_n, self.latest, most
-            )
+            r.drafted, r.matched = _draft_ngram(r.tokens, r.num_tokens, self.min_n, self.max_n, self.latest, most)
         self.padding.apply(drafting, gamma)
 
 
 class _Suffix(_Drafter):
     """vLLM's suffix drafter: `arctic_inference`'s cache, with its memory of earlier responses."""
 
-    def __init__(
-        self, gamma, max_model_len, padding, depth: int, factor: float, min_prob: float, num_cached: int
-    ):
+    def __init__(self, gamma, max_model_len, padding, depth: int, factor: float, min_prob: float, num_cached: int):
         try:
             from arctic_inference.suffix_decoding import SuffixDecodingCache
         except ImportError:
@@ -278,14 +256,10 @@ def _drafter(speculative: Speculative | None, runner: str, max_model_len: int) -
         latest = runner == "V2" and s.method != "custom_class"
         if latest:
             padding = _Padding("last", "fill", ((1, gamma),))
-        low, high = (
-            options.get(key, getattr(s, key)) or 5 for key in ("prompt_lookup_min", "prompt_lookup_max")
-        )
+        low, high = (options.get(key, getattr(s, key)) or 5 for key in ("prompt_lookup_min", "prompt_lookup_max"))
         return _Ngram(gamma, max_model_len, padding, int(low), int(high), latest)
     keys = ("max_tree_depth", "max_spec_factor", "min_token_prob", "max_cached_requests")
-    depth, factor, min_prob, num_cached = (
-        options.get(key, getattr(s, f"suffix_decoding_{key}")) for key in keys
-    )
+    depth, factor, min_prob, num_cached = (options.get(key, getattr(s, f"suffix_decoding_{key}")) for key in keys)
     return _Suffix(gamma, max_model_len, padding, int(depth), float(factor), float(min_prob), int(num_cached))
 
 
@@ -457,9 +431,7 @@ class Simulation:
                     f"tokens, allowed: 1 to max_model_len - 1 ({self.max_model_len - 1})"
                 )
             if source.num_output_tokens < 1:
-                raise ValueError(
-                    f"request {self.next_id - self._first_id} has no output token, allowed: at least 1"
-                )
+                raise ValueError(f"request {self.next_id - self._first_id} has no output token, allowed: at least 1")
             yield _Request(self.next_id, source, self.max_model_len, detailed)
             self.next_id += 1
 
@@ -640,153 +612,3 @@ class _Queue:
     def pop(self) -> _Request:
         taken, self.next = self.next, next(self.requests, None)
         return taken
-
-
-# ---- a reader's own log ----
-
-
-class BadLine(NamedTuple):
-    """A line that was left out: its number in the file, and why in one sentence."""
-
-    number: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Log:
-    """A request log: the usable requests, the lines left out, and what a reader must know about the rest."""
-
-    streams: tuple[Stream, ...]
-    bad: tuple[BadLine, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        """Output tokens of the usable requests."""
-        return sum(s.num_output_tokens for s in self.streams)
-
-
-class _Line(ValueError):
-    """Why one line cannot be used."""
-
-
-def read_log(
-    path: Path | str, tokenizer: Any = None, *, vocab_size: int | None = None, progress: bool = False
-) -> Log:
-    """A JSONL request log: one JSON object a line, in order of arrival.
-
-    A line holds either ids (`prompt_token_ids` and `output_token_ids`, which win), or text: `prompt` and
-    `completion`, or `messages` (chat turns; the last assistant turn is the completion unless `completion` is
-    given). Optional: `model`, `temperature`, `finish_reason`. Text is tokenised with `tokenizer` (a Hugging
-    Face one), chat through its template. `vocab_size` bounds the ids, default the tokenizer's. Raises
-    LogError if nothing can be used.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise LogError(f"log is {str(path)!r}, allowed: a readable .jsonl file")
-    size = vocab_size or (len(tokenizer) if hasattr(tokenizer, "__len__") else None)
-    bad: list[BadLine] = []
-    good: list[tuple[int, Stream, str | None]] = []
-    sampled = 0
-    with path.open("rb") as file:
-        lines = tqdm(file, desc="reading", unit="line", disable=not progress, file=sys.stderr)
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                entry = _entry(line)
-                good.append((number, _request_of(entry, tokenizer, size), entry.get("model")))
-                sampled += _is_sampled(entry)
-            except _Line as error:
-                bad.append(BadLine(number, str(error)))
-    models = Counter(model for *_, model in good)
-    if len(models) > 1:
-        kept = models.most_common(1)[0][0]
-        bad += [
-            BadLine(
-                number,
-                f"model is {model!r}, allowed: one model, hence one tokenizer, a log ({kept!r} is kept)",
-            )
-            for number, _, model in good
-            if model != kept
-        ]
-        good = [line for line in good if line[2] == kept]
-    if not good:
-        why = f"; line {bad[0].number}: {bad[0].reason}" if bad else ""
-        raise LogError(f"{path.name} holds no usable request, allowed: at least one line{why}")
-    notes = []
-    if bad:
-        notes.append(f"{len(bad)} of {len(bad) + len(good)} lines are left out.")
-    if len(good) == 1:
-        notes.append("The log holds one request: nothing can be said about how much requests differ.")
-    if sampled:
-        notes.append(
-            f"{sampled} outputs were sampled (temperature above 0): greedy decoding repeats itself more, so "
-            "their replay is a lower bound for greedy requests."
-        )
-    return Log(tuple(s for _, s, _ in good), tuple(sorted(bad)), tuple(notes))
-
-
-def _entry(line: bytes) -> dict:
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        raise _Line("is no JSON, allowed: one JSON object a line") from None
-    if not isinstance(entry, dict):
-        raise _Line(f"is a JSON {type(entry).__name__}, allowed: an object")
-    return entry
-
-
-def _is_sampled(entry: Mapping) -> bool:
-    temperature = entry.get("temperature")
-    return isinstance(temperature, (int, float)) and temperature > 0
-
-
-def _request_of(entry: Mapping, tokenizer: Any, vocab_size: int | None) -> Stream:
-    """The stream of one log line. Raises _Line."""
-    if "prompt_token_ids" in entry or "output_token_ids" in entry:
-        prompt = _ids(entry, "prompt_token_ids", vocab_size)
-        return stream(prompt, _ids(entry, "output_token_ids", vocab_size))
-    if tokenizer is None:
-        raise _Line("holds text, allowed without a tokenizer: prompt_token_ids and output_token_ids")
-    messages, completion = entry.get("messages"), entry.get("completion")
-    if messages is not None:
-        if not (isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages)):
-            raise _Line("messages is no list of chat turns, allowed: [{'role': ..., 'content': ...}, ...]")
-        if completion is None and messages[-1].get("role") == "assistant":
-            messages, completion = messages[:-1], messages[-1].get("content")
-    if not isinstance(completion, str) or not completion:
-        raise _Line("completion is missing, allowed: text in 'completion', or a last turn by the assistant")
-    try:
-        if messages is not None:
-            prompt = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=True, return_dict=False
-            )
-        elif isinstance(text := entry.get("prompt"), str) and text:
-            prompt = tokenizer.encode(text)
-        else:
-            raise _Line("prompt is missing, allowed: text in 'prompt', or chat turns in 'messages'")
-    except _Line:
-        raise
-    except Exception as error:  # a template raises whatever its author chose
-        raise _Line(
-            f"messages do not fit the tokenizer's chat template ({' '.join(str(error).split())[:120]})"
-        ) from None
-    output = tokenizer.encode(completion, add_special_tokens=False)
-    end = getattr(tokenizer, "eos_token_id", None)
-    if end is not None and entry.get("finish_reason", "stop") == "stop":
-        output = [*output, end]  # text lacks the end token, which the engine decoded too
-    return stream(prompt, output)
-
-
-def _ids(entry: Mapping, name: str, vocab_size: int | None) -> np.ndarray:
-    ids = entry.get(name)
-    if not isinstance(ids, list) or not ids:
-        raise _Line(f"{name} is missing, allowed: a list of token ids")
-    if not all(type(i) is int for i in ids):
-        raise _Line(f"{name} holds something else than whole numbers, allowed: token ids")
-    low, high = min(ids), max(ids)
-    if low < 0 or high >= min(vocab_size or 1 << 31, 1 << 31):
-        wrong = low if low < 0 else high
-        raise _Line(f"{name} holds {wrong}, allowed: 0 to {(vocab_size or 1 << 31) - 1} (the vocabulary)")
-    return np.asarray(ids, np.int32)

@@ -1,7 +1,8 @@
 """Drafter replay against the real engine: on the CPU engine in float32 every counter is equal, exactly.
 
-A plain run is recorded past its stop (`ignore_eos`, and one draft and one token more than the cap); ngram and suffix
-then run for real on the same prompts, with a queue longer than the batch, and in replay over the recorded tokens.
+A plain run is recorded past its stop (`ignore_eos`, and one draft and one token more than the cap); ngram and
+suffix then run for real on the same prompts, with a queue longer than the batch, and in replay over the
+recorded tokens.
 """
 
 from __future__ import annotations

@@ -25,9 +25,7 @@ PERIODIC = replay.stream([7, 8, 9, 7, 8], [9, 7, 8, 9, 7, 8, 9, 7, 8], cap=5)
 
 
 def ngram(gamma: int = 3, low: int = 2, high: int = 5) -> Speculative:
-    return Speculative(
-        method="ngram", num_speculative_tokens=gamma, prompt_lookup_min=low, prompt_lookup_max=high
-    )
+    return Speculative(method="ngram", num_speculative_tokens=gamma, prompt_lookup_min=low, prompt_lookup_max=high)
 
 
 def suffix(gamma: int = 8, cached: int = 0, **changes) -> Speculative:
@@ -90,12 +88,7 @@ def test_short_contexts(tokens, low, expected):
 def brute_force_v2(tokens: list[int], low: int, high: int, gamma: int) -> list[int]:
     """Runner V2's kernel read literally: the best (n, position) pair; free places hold the last token."""
     best = max(
-        (
-            (n, at)
-            for n in range(low, high + 1)
-            for at in range(len(tokens) - n)
-            if tokens[at : at + n] == tokens[-n:]
-        ),
+        ((n, at) for n in range(low, high + 1) for at in range(len(tokens) - n) if tokens[at : at + n] == tokens[-n:]),
         default=None,
     )
     found = [] if best is None else tokens[best[0] + best[1] : best[0] + best[1] + gamma]
@@ -313,9 +306,7 @@ def test_newcomers_take_the_lowest_place_and_the_last_move_down():
 def test_step_and_request_rows_agree():
     done = run([PERIODIC] * 5, ngram(), max_num_seqs=2)
     c = done.counters
-    assert (
-        done.steps["output_tokens"].sum() == c.num_output_tokens == done.requests["num_output_tokens"].sum()
-    )
+    assert done.steps["output_tokens"].sum() == c.num_output_tokens == done.requests["num_output_tokens"].sum()
     assert done.steps["draft_tokens"].sum() == c.num_draft_tokens == done.requests["num_draft_tokens"].sum()
     assert done.steps["running"].sum() == c.num_request_steps == done.requests["num_steps"].sum()
     assert len(done.steps["running"]) == c.num_engine_steps
@@ -369,9 +360,7 @@ def test_streams_stop_at_the_end_token_or_the_cap():
 def test_suffix_remembers_finished_responses_only_with_memory():
     rng = random.Random(1)
     streams = [
-        replay.stream(
-            [rng.randrange(500) for _ in range(20)], [rng.randrange(500) for _ in range(60)], cap=40
-        )
+        replay.stream([rng.randrange(500) for _ in range(20)], [rng.randrange(500) for _ in range(60)], cap=40)
         for _ in range(6)
     ]
     for cached, more in ((0, False), (100, True)):
@@ -394,9 +383,7 @@ def test_suffix_memory_holds_no_more_requests_than_asked():
 def test_padded_suffix_finds_what_suffix_finds():
     plain = run([PERIODIC], suffix(gamma=4))
     full = run([PERIODIC], padded("PaddedSuffix", gamma=4, max_cached_requests=0))
-    assert (
-        full.counters.num_draft_tokens - full.counters.num_filling_tokens >= plain.counters.num_draft_tokens
-    )
+    assert full.counters.num_draft_tokens - full.counters.num_filling_tokens >= plain.counters.num_draft_tokens
     assert full.counters.num_request_steps <= plain.counters.num_request_steps
 
 
@@ -453,114 +440,3 @@ def test_a_drafter_without_memory_does_not_see_the_batch(streams, speculative, m
 @settings(max_examples=60, deadline=None)
 def test_speculation_never_adds_request_steps(streams, speculative):
     assert run(streams, speculative).counters.num_request_steps <= run(streams).counters.num_request_steps
-
-
-# ---- a reader's own log ----
-
-
-class Words:
-    """A tokenizer of words: each known word is its place in the list; 0 ends a text."""
-
-    eos_token_id = 0
-    words = ("<end>", "to", "be", "or", "not", "user", "assistant")
-
-    def __len__(self) -> int:
-        return len(self.words)
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return [self.words.index(w) for w in text.split()]
-
-    def apply_chat_template(self, messages, **kwargs) -> list[int]:
-        if messages[0]["role"] not in ("user", "assistant"):
-            raise RuntimeError("no system turn, please")
-        return [i for m in messages for i in self.encode(f"{m['role']} {m['content']}")] + [6]
-
-
-def log_of(tmp_path, *lines) -> replay.Log:
-    path = tmp_path / "log.jsonl"
-    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
-    return replay.read_log(path, Words())
-
-
-PLAIN = {"prompt": "to be or not", "completion": "to be"}
-
-
-def test_a_plain_and_a_chat_line(tmp_path):
-    chat = {"messages": [{"role": "user", "content": "to be"}, {"role": "assistant", "content": "or not"}]}
-    log = log_of(tmp_path, PLAIN, chat, PLAIN | {"finish_reason": "length"})
-    assert [s.prompt_token_ids.tolist() for s in log.streams] == [[1, 2, 3, 4], [5, 1, 2, 6], [1, 2, 3, 4]]
-    assert [s.output_token_ids.tolist() for s in log.streams] == [[1, 2, 0], [3, 4, 0], [1, 2]]
-    assert (log.bad, log.notes, log.num_tokens) == ((), (), 8)
-
-
-def test_ids_win_over_text(tmp_path):
-    log = log_of(tmp_path, PLAIN | {"prompt_token_ids": [3], "output_token_ids": [4, 4]})
-    assert log.streams[0].prompt_token_ids.tolist() == [3]
-
-
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ({"prompt": "to be"}, "completion is missing"),
-        ({"prompt": "to be", "completion": ""}, "completion is missing"),
-        ({"completion": "to be"}, "prompt is missing"),
-        ({"messages": [{"role": "user", "content": "to"}]}, "completion is missing"),
-        ({"messages": "to be", "completion": "or"}, "messages is no list of chat turns"),
-        ({"messages": [{"role": "system", "content": "be"}], "completion": "or"}, "no system turn, please"),
-        ({"prompt_token_ids": [1, 7], "output_token_ids": [1]}, r"prompt_token_ids holds 7, allowed: 0 to 6"),
-        ({"prompt_token_ids": [1], "output_token_ids": [-1]}, r"output_token_ids holds -1, allowed: 0 to 6"),
-        ({"prompt_token_ids": [1]}, "output_token_ids is missing"),
-        ({"prompt_token_ids": [1], "output_token_ids": [1.5]}, "something else than whole numbers"),
-        ({"prompt_token_ids": [1], "output_token_ids": [True]}, "something else than whole numbers"),
-        ("[1, 2]", "is a JSON list"),
-        ('{"prompt": "to', "is no JSON"),
-    ],
-)
-def test_a_bad_line_is_left_out_with_a_sentence(tmp_path, line, sentence):
-    log = log_of(tmp_path, PLAIN, "", line, PLAIN)
-    assert len(log.streams) == 2
-    assert [b.number for b in log.bad] == [3]
-    assert sentence in log.bad[0].reason
-    assert "1 of 3 lines are left out." in log.notes
-
-
-def test_bytes_that_are_no_text_are_a_bad_line(tmp_path):
-    path = tmp_path / "log.jsonl"
-    path.write_bytes(json.dumps(PLAIN).encode() + b'\n{"prompt": "\xff\xfe"}\n')
-    assert [b.number for b in replay.read_log(path, Words()).bad] == [2]
-
-
-def test_lines_of_another_model_are_left_out(tmp_path):
-    log = log_of(tmp_path, PLAIN | {"model": "a"}, PLAIN | {"model": "b"}, PLAIN | {"model": "a"})
-    assert len(log.streams) == 2
-    assert log.bad[0].number == 2
-    assert "one tokenizer" in log.bad[0].reason
-
-
-def test_sampled_outputs_are_kept_and_named(tmp_path):
-    log = log_of(tmp_path, PLAIN | {"temperature": 0.7}, PLAIN | {"temperature": 0})
-    assert len(log.streams) == 2
-    assert any("1 outputs were sampled" in note and "lower bound" in note for note in log.notes)
-
-
-def test_one_request_is_named(tmp_path):
-    assert any("one request" in note for note in log_of(tmp_path, PLAIN).notes)
-
-
-def test_text_without_a_tokenizer_is_a_bad_line(tmp_path):
-    path = tmp_path / "log.jsonl"
-    path.write_text(json.dumps(PLAIN) + "\n" + json.dumps({"prompt_token_ids": [1], "output_token_ids": [2]}))
-    log = replay.read_log(path)
-    assert len(log.streams) == 1
-    assert "allowed without a tokenizer" in log.bad[0].reason
-
-
-@pytest.mark.parametrize("lines", [(), ("", "  "), ({"prompt": "to"},)])
-def test_a_log_without_a_usable_request_is_refused(tmp_path, lines):
-    with pytest.raises(replay.LogError, match="log.jsonl holds no usable request"):
-        log_of(tmp_path, *lines)
-
-
-def test_a_missing_log_is_refused(tmp_path):
-    with pytest.raises(replay.LogError, match="allowed: a readable .jsonl file"):
-        replay.read_log(tmp_path / "nowhere.jsonl")

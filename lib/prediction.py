@@ -1,0 +1,516 @@
+"""Predicted speedups: step-time law + drafter replay, and how they compare with what was measured.
+
+The replay tells how many tokens every step of a setting verifies and emits, the law what such a step costs on
+a machine. The time of a setting is the sum over its steps
+
+    t(step) = law(B, V, context) + prompt tokens x prompt_ms + extra_ms(drafter, B)        [ms]
+
+and its speedup is the plain run's sum over that. `prompt_ms` and `extra_ms` (drafting on the host, longer
+contexts) come from runs with real prompts in the same folder of records, where there are any.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from lib import metrics, replay, stats, steptime
+from lib.cells import Cell, Speculative, engine_key
+from lib.records import Record, Store
+from lib.replay import Replayed, Simulation, Stream
+from lib.stats import Estimate
+from lib.steptime import FitError, Law, Regime
+
+PAYS, NOT, CLOSE = "pays", "does not pay", "too close to call"
+NUM_RESAMPLES = 500
+MAX_CAPTURED = 512  # tokens of the largest CUDA graph that vLLM captures by default
+OUTSIDE = 0.05  # share of decode time outside the measured grid beyond which no verdict is given
+
+
+class NoLawError(ValueError):
+    """A folder of records does not hold the law that was asked for; one sentence says what it holds."""
+
+
+# ---- what a step costs ----
+
+
+def drafter_of(speculative: Speculative | None) -> str:
+    """The name under which a drafter's own cost is kept: vLLM's method, or the class for `custom_class`."""
+    if speculative is None:
+        return "vanilla"
+    return speculative.drafter or speculative.method
+
+
+def is_grid(record: Record) -> bool:
+    """Whether a record belongs to the step-time grid (random prompts) and not to a workload."""
+    return record.cell.workload.name == "random"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What steps cost on one machine with one model.
+
+    prompt_ms: a prompt token. extra_ms[drafter]: (batch size, ms a step) that real prompts and the drafter
+    itself add to the law; linear between, from (0, 0). noise: relative change that identical engine cells
+    show (A/A), NaN if unknown.
+    """
+
+    vanilla: Law
+    drafter: Law
+    prompt_ms: float
+    extra_ms: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    noise: float = float("nan")
+    runner: Literal["V1", "V2"] = "V1"  # of vLLM's own ngram
+    notes: tuple[str, ...] = ()
+
+    def extra(self, drafter: str, running: np.ndarray) -> np.ndarray:
+        """ms that `drafter` adds to steps with `running` requests; if unmeasured, what a plain run adds."""
+        points = self.extra_ms.get(drafter, self.extra_ms.get("vanilla", ()))
+        batches, ms = zip((0.0, 0.0), *points, strict=True)
+        return np.interp(running, batches, ms)
+
+
+class _Timed(NamedTuple):
+    """A replay with its step times, ms [steps] by part; `outside`: share of decode time beyond the grid."""
+
+    replayed: Replayed
+    parts: dict[str, np.ndarray]
+    errors: dict[str, float]  # relative standard error of each part
+    outside: float
+
+    @property
+    def total_ms(self) -> float:
+        return float(sum(part.sum() for part in self.parts.values()))
+
+
+def _modes(law: Law, steps: Mapping[str, np.ndarray], verified: np.ndarray) -> np.ndarray:
+    """The graph mode of each step: FULL if uniform and captured, else PIECEWISE, NONE beyond the largest
+    graph.
+
+    A mode without a law is replaced by the law's nearest one.
+    """
+    wanted = np.where(steps["uniform"] > 0, "FULL", "PIECEWISE")
+    wanted = np.where(verified > MAX_CAPTURED, "NONE", wanted)
+    nearest = {
+        "FULL": ("FULL", "PIECEWISE", "NONE"), "PIECEWISE": ("PIECEWISE", "NONE", "FULL"),
+        "NONE": ("NONE", "PIECEWISE", "FULL"),
+    }  # fmt: skip
+    chosen = {mode: next((m for m in order if m in law.modes), law.modes[0]) for mode, order in nearest.items()}
+    return np.vectorize(chosen.get, otypes=[object])(wanted)
+
+
+def _outside(regime: Regime, batch: np.ndarray, verified: np.ndarray) -> np.ndarray:
+    """Which steps lie outside the measured grid of a regime."""
+    found = np.zeros(len(batch), bool)
+    for name, values in (("batch", batch), ("verified", verified), ("per_request", verified / batch)):
+        low, high = getattr(regime.grid, name)
+        found |= (values < low * (1 - 1e-6)) | (values > high * (1 + 1e-6))
+    return found
+
+
+def time_steps(replayed: Replayed, law: Law, costs: Costs, drafter: str) -> _Timed:
+    """Step times of a replay under a law."""
+    steps = replayed.steps
+    decoding = steps["running"] - steps["prefills"]
+    batch = np.maximum(decoding, 1)  # a step that only reads prompts still costs a step's fixed part
+    verified = np.maximum(decoding + steps["draft_tokens"], 1)
+    context = np.where(decoding > 0, steps["context_tokens"] / batch, np.mean(_grid_context(law)))
+    parts = {
+        "prompt": costs.prompt_ms * steps["prompt_tokens"],
+        "extra": costs.extra(drafter, steps["running"]),
+    }
+    errors = {"prompt": 0.0, "extra": 0.0}
+    modes, beyond = _modes(law, steps, verified), 0.0
+    for mode in sorted(set(modes)):
+        regime = law.regime(mode)
+        at = modes == mode
+        ms = np.where(at, regime.step_ms(batch, verified, context), 0.0)
+        beyond += ms[at & (decoding > 0) & _outside(regime, batch, verified)].sum()
+        name = f"{law.setting} {mode}"
+        parts[name] = ms
+        # the median of the absolute value of a normal variable is 0.6745 of its standard deviation
+        errors[name] = float("nan") if regime.held_out_error is None else regime.held_out_error / 0.6745
+    decode = sum(parts[name][decoding > 0].sum() for name in parts if name not in ("prompt", "extra"))
+    return _Timed(replayed, parts, errors, float(beyond / decode) if decode else 0.0)
+
+
+def _grid_context(law: Law) -> tuple[float, float]:
+    return law.regimes[0].grid.context or (0.0, 0.0)
+
+
+def _measured_extra(record: Record, store: Store, law: Law) -> float:
+    """ms by which the median full-batch decode step of a record exceeds the law; NaN without such steps."""
+    steps = metrics.decode_steps(store.trace(record))
+    full = steps["running"] == record.cell.batch_size
+    if full.sum() < steptime.MIN_STEPS:
+        return float("nan")
+    batch, verified = steps["running"][full], steps["verified"][full]
+    told = np.array([str(m) for m in steps["graph_mode"]], dtype=object)[full]
+    predicted = np.zeros(len(batch))
+    for mode in set(told):
+        regime = law.regime(mode if mode in law.modes else law.modes[-1])
+        at = told == mode
+        predicted[at] = regime.step_ms(batch[at], verified[at], np.mean(_grid_context(law)))
+    return float(np.median(steps["step_ms"][full] - predicted))
+
+
+def _prompt_ms(pairs: Sequence[tuple[Record, Replayed]], store: Store, law: Law) -> float | None:
+    """ms a prompt token: what steps with prompts took beyond the law, over the prompt tokens computed."""
+    excess = tokens = 0.0
+    for record, replayed in pairs:
+        columns = store.trace(record).steps
+        step_ms = 1000 * np.diff(np.asarray(columns["t_s"], float), prepend=0.0)
+        prefills, running = np.asarray(columns["prefills"]), np.asarray(columns["running"])
+        at = prefills != 0
+        decoding = np.maximum(running - np.maximum(prefills, 0), 1)[at]
+        regime = law.regimes[0]
+        base = regime.step_ms(decoding, decoding, np.mean(_grid_context(law)))
+        excess += (step_ms[at] - base).sum()
+        tokens += replayed.steps["prompt_tokens"].sum()
+    return max(excess / tokens, 0.0) if tokens else None
+
+
+def costs_of(
+    all_records: Sequence[Record], store: Store, *, model: str | None = None, without: str | None = None
+) -> Costs:
+    """The costs of one model on one machine from a folder of records.
+
+    model: the law's model label, needed where the records hold several. without: a workload whose runs are
+    not looked at, so that its speedups can be predicted blindly. Raises NoLawError if there is no law.
+    """
+    good = [r for r in all_records if r.status == "ok" and r.has_trace]
+    rows = steptime.by_model(steptime.rows_of([r for r in good if is_grid(r)], store))
+    if not rows:
+        raise NoLawError("law holds no step-time records, allowed: a folder with the step-time grid of notebook 05")
+    if model is None and len(rows) > 1:
+        raise NoLawError(f"law holds several models, allowed: one of {', '.join(rows)} (--law-model)")
+    label = model or next(iter(rows))
+    if label not in rows:
+        raise NoLawError(f"law model is {label!r}, allowed: {', '.join(rows)}")
+    try:
+        laws = steptime.laws(rows[label])
+        vanilla, drafter = laws["vanilla"], laws["walking"]
+    except (FitError, KeyError) as error:
+        raise NoLawError(f"law of {label} cannot be fitted ({error}), allowed: the whole grid of notebook 05") from None
+    real = [
+        r for r in good
+        if not is_grid(r) and steptime.model_label(r.cell.engine) == label and r.cell.workload.name != without
+    ]  # fmt: skip
+    plain = [
+        (r, run_cell(r.cell, streams_of(r, store), r))
+        for r in real
+        if r.cell.setting == "vanilla" and has_tokens(r, store)
+    ]
+    prompt_ms = _prompt_ms(plain, store, vanilla)
+    notes = []
+    if prompt_ms is None:
+        prompt_ms = max(vanilla.regimes[0].token, 0.0)
+        notes.append("No plain run with real prompts is in the law's folder: reading a prompt is taken from the law.")
+    groups: dict[tuple[str, int], list[float]] = {}
+    for r in real:
+        name = drafter_of(r.cell.engine.speculative)
+        plain_cell = r.cell.engine.speculative is None
+        if plain_cell and r.cell.setting != "vanilla":
+            continue
+        extra = _measured_extra(r, store, vanilla if plain_cell else drafter)
+        if np.isfinite(extra):
+            groups.setdefault((name, r.cell.batch_size), []).append(extra)
+    extra_ms: dict[str, list[tuple[float, float]]] = {}
+    for (name, batch), found in sorted(groups.items()):
+        extra_ms.setdefault(name, []).append((float(batch), float(np.median(found))))
+    if not extra_ms:
+        notes.append("No run with real prompts is in the law's folder: drafting on the host is left out.")
+    runners = {r.resolved.runner for r in real if r.resolved and r.cell.setting == "ngram"}
+    return Costs(
+        vanilla, drafter, float(prompt_ms), {name: tuple(points) for name, points in extra_ms.items()},
+        _noise(real), runners.pop() if len(runners) == 1 else "V1", tuple(notes),
+    )  # fmt: skip
+
+
+def _noise(found: Sequence[Record]) -> float:
+    """A/A noise floor from repeats of identical cells; NaN without any."""
+    arms: dict[int, list[Record]] = {}
+    for r in found:
+        if r.cell.setting == "vanilla":
+            arms.setdefault(r.cell.engine.repeat, []).append(r)
+    try:
+        return stats.noise_floor(list(arms.values()))
+    except ValueError:
+        return float("nan")
+
+
+# ---- predictions ----
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a setting is expected to do at a batch size.
+
+    tau: tokens per step. drafted: verified drafts a request-step. r: mean step time over the plain run's at
+    full batch and decoding alone. outside: share of decode time beyond the law's grid.
+    """
+
+    setting: str
+    speculative: Speculative | None
+    batch_size: int
+    tau: float
+    coverage: float
+    acceptance: float
+    drafted: float
+    r: float
+    throughput: Estimate
+    speedup: Estimate
+    verdict: str
+    outside: float = 0.0
+    acceptance_per_position: tuple[float, ...] = ()
+
+
+def judge(speedup: Estimate, noise: float = float("nan"), outside: float = 0.0) -> str:
+    """pays / does not pay if the whole interval lies beyond the noise floor, inside the grid."""
+    floor = noise if np.isfinite(noise) else 0.0
+    if not np.isfinite(speedup.low) or outside > OUTSIDE:
+        return CLOSE
+    if np.log(speedup.low) > floor:
+        return PAYS
+    if np.log(speedup.high) < -floor:
+        return NOT
+    return CLOSE
+
+
+def _per_request(timed: _Timed) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """(output tokens, ms by part) of each request, in log order: those in a step share its time."""
+    done, steps = timed.replayed.requests, timed.replayed.steps
+    order = np.argsort(done["number"])
+    first, last = done["first_step"][order], done["last_step"][order]
+    shares = {}
+    for name, ms in timed.parts.items():
+        until = np.concatenate([[0.0], np.cumsum(ms / steps["scheduled"])])
+        shares[name] = until[last + 1] - until[first]
+    return done["num_output_tokens"][order].astype(float), shares
+
+
+def compare(test: _Timed, base: _Timed, *, seed: int = 0, resamples: int = NUM_RESAMPLES) -> tuple[Estimate, Estimate]:
+    """(throughput in tokens a second, speedup) of `test` over `base`, with 95 % intervals.
+
+    Requests are resampled in pairs (another day's requests), and every regime of either law is off by one
+    factor drawn from its held-out error (another machine of the kind). One request gives no interval.
+    """
+    tokens, test_ms = _per_request(test)
+    _, base_ms = _per_request(base)
+    value = 1000 * tokens.sum() / test.total_ms
+    ratio = base.total_ms / test.total_ms
+    count = len(tokens)
+    known = np.isfinite([*test.errors.values(), *base.errors.values()]).all()
+    if count < 2 or not known:
+        nan = float("nan")
+        return Estimate(value, nan, nan, count), Estimate(ratio, nan, nan, count)
+    rng = np.random.default_rng(seed)
+    names = sorted({*test.parts, *base.parts})
+    rates, ratios = np.empty(resamples), np.empty(resamples)
+    for i in range(resamples):
+        weights = np.bincount(rng.integers(count, size=count), minlength=count)
+        factors = {n: np.exp(rng.normal() * max(test.errors.get(n, 0.0), base.errors.get(n, 0.0))) for n in names}
+        spent = [sum(factors[n] * (weights @ ms) for n, ms in shares.items()) for shares in (test_ms, base_ms)]
+        rates[i] = 1000 * (weights @ tokens) / spent[0]
+        ratios[i] = spent[1] / spent[0]
+    return tuple(
+        Estimate(float(centre), *(float(v) for v in np.percentile(draws, [2.5, 97.5])), count)
+        for centre, draws in ((value, rates), (ratio, ratios))
+    )
+
+
+def predict(
+    setting: str,
+    speculative: Speculative | None,
+    test: Replayed,
+    base: Replayed,
+    costs: Costs,
+    batch_size: int,
+) -> Prediction:
+    """The prediction for one setting from its replay and the plain run's, both at `batch_size`."""
+    name = drafter_of(speculative)
+    timed = time_steps(test, costs.drafter if speculative else costs.vanilla, costs, name)
+    plain = time_steps(base, costs.vanilla, costs, "vanilla")
+    throughput, speedup = compare(timed, plain)
+    if speculative is None:
+        speedup = Estimate(1.0, 1.0, 1.0, speedup.n)
+    c = test.counters
+    verdict = judge(speedup, costs.noise, max(timed.outside, plain.outside)) if speculative else "baseline"
+    return Prediction(
+        setting, speculative, batch_size, metrics.tokens_per_step(c), metrics.draft_coverage(c),
+        metrics.acceptance_rate(c), c.num_draft_tokens / c.num_request_steps, _ratio(timed, plain),
+        throughput,
+        speedup, verdict, max(timed.outside, plain.outside), tuple(metrics.acceptance_per_position(c)),
+    )  # fmt: skip
+
+
+def _ratio(test: _Timed, base: _Timed) -> float:
+    """R: mean decode step time of `test` over `base` at the same numbers of running requests."""
+    sums = []
+    for timed in (test, base):
+        steps, ms = timed.replayed.steps, sum(timed.parts.values())
+        pure = (steps["prefills"] == 0) & (steps["scheduled"] == steps["running"])
+        running = steps["running"][pure]
+        sums.append((np.bincount(running, ms[pure]), np.bincount(running)))
+    (test_ms, test_n), (base_ms, base_n) = sums
+    common = [n for n in range(1, min(len(test_n), len(base_n))) if test_n[n] and base_n[n]]
+    if not common:
+        return float("nan")
+    weight = test_n[common]
+    return float((test_ms[common]).sum() / (weight * base_ms[common] / base_n[common]).sum())
+
+
+def steady_speedup(
+    tau: float, drafted: float, batch: float, costs: Costs, *, uniform: bool = False
+) -> tuple[float, bool]:
+    """(speedup, inside the grid?) at a constant batch: tau t_vanilla(B, B) / t_drafter(B, B (1 + drafted))."""
+    steps = {"uniform": np.array([int(uniform)])}
+    plain = {"uniform": np.array([1])}
+    at, verified = np.array([float(batch)]), np.array([float(batch) * (1 + drafted)])
+    test = costs.drafter.regime(str(_modes(costs.drafter, steps, verified)[0]))
+    base = costs.vanilla.regime(str(_modes(costs.vanilla, plain, at)[0]))
+    inside = not (_outside(test, at, verified)[0] or _outside(base, at, at)[0])
+    context = [np.mean(_grid_context(law)) for law in (costs.drafter, costs.vanilla)]
+    return float(tau * base.step_ms(at, at, context[1])[0] / test.step_ms(at, verified, context[0])[0]), inside
+
+
+def rank(
+    streams: Sequence[Stream],
+    costs: Costs,
+    *,
+    batch_sizes: Sequence[int],
+    settings: Mapping[str, Speculative | None],
+    max_model_len: int | None = None,
+    progress: bool = False,
+) -> list[Prediction]:
+    """Predictions of every setting at every batch size, best first within a batch size."""
+    longest = max(len(s.prompt_token_ids) + len(s.output_token_ids) for s in streams)
+    limits = {"max_model_len": max_model_len or longest + 128}
+
+    def run(speculative: Speculative | None, batch: int, label: str) -> Replayed:
+        simulation = Simulation(speculative, max_num_seqs=batch, runner=costs.runner, **limits)
+        return simulation.run(streams, progress=label if progress else "")
+
+    found = []
+    for batch in batch_sizes:
+        base = run(None, batch, f"vanilla, batch {batch}")
+        ranked = []
+        for name, speculative in settings.items():
+            test = base if speculative is None else run(speculative, batch, f"{name}, batch {batch}")
+            ranked.append(predict(name, speculative, test, base, costs, batch))
+        found += sorted(ranked, key=lambda p: -p.speedup.value)
+    return found
+
+
+# ---- predicted against measured ----
+
+
+def has_tokens(record: Record, store: Store) -> bool:
+    """Whether a record's trace kept prompt and output ids."""
+    return record.has_trace and store.trace(record).output_token_ids is not None
+
+
+def streams_of(record: Record, store: Store) -> list[Stream]:
+    """The streams that a plain run recorded."""
+    return replay.of_trace(store.trace(record))
+
+
+def run_cell(cell: Cell, streams: Sequence[Stream], record: Record | None = None) -> Replayed:
+    """Replay an engine cell's own configuration over recorded streams."""
+    return Simulation.of_cell(cell, record.resolved if record else None).run(streams)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A speedup as predicted without looking at the engine cell's workload, and as measured."""
+
+    record: Record
+    prediction: Prediction
+    measured: Estimate
+
+    @property
+    def error(self) -> float:
+        """Relative error of the predicted speedup."""
+        return self.prediction.speedup.value / self.measured.value - 1
+
+
+def comparisons(all_records: Sequence[Record], store: Store, *, progress: bool = False) -> list[Comparison]:
+    """Every engine cell of the collection that speculates and has a plain partner with recorded tokens and a
+    law.
+
+    The law comes from random prompts alone; prompt and drafter costs come from the other workloads. Cells of
+    one engine are replayed in the order they ran, since the suffix drafter's memory is the engine's.
+    """
+    good = [r for r in all_records if r.status == "ok" and not is_grid(r)]
+    plain = [r for r in good if r.cell.setting == "vanilla" and has_tokens(r, store)]
+    tests = [r for r in good if _replayable(r.cell.engine.speculative)]
+    engines: dict[str, list[Record]] = {}
+    for r in sorted(tests, key=lambda r: r.order):
+        engines.setdefault(engine_key(r.cell), []).append(r)
+    known: dict[tuple[str, str], Costs | None] = {}
+    bases: dict[str, Replayed] = {}
+    found = []
+    for group in tqdm(engines.values(), desc="replay", unit="engine", disable=not progress, file=sys.stderr):
+        simulation = Simulation.of_cell(group[0].cell, group[0].resolved)
+        for r in group:
+            pairs = stats.pair([r], plain)
+            label, workload = steptime.model_label(r.cell.engine), r.cell.workload.name
+            if (label, workload) not in known:
+                try:
+                    known[label, workload] = costs_of(all_records, store, model=label, without=workload)
+                except NoLawError:
+                    known[label, workload] = None
+            costs = known[label, workload]
+            if not pairs or costs is None:
+                continue
+            base = pairs[0][1]
+            streams = streams_of(base, store)
+            simulation.max_num_seqs = min(r.cell.batch_size, r.cell.engine.max_num_seqs)
+            if r.cell.memory == "warm" and not any(
+                c.memory == "cold" and c.workload == r.cell.workload for c in _cells(group)
+            ):
+                simulation.run(streams)  # the engine answered these prompts once before it was measured
+            test = simulation.run(streams)
+            if base.cell_id not in bases:
+                bases[base.cell_id] = run_cell(base.cell, streams, base)
+            prediction = predict(
+                r.cell.setting, r.cell.engine.speculative, test, bases[base.cell_id], costs, r.cell.batch_size
+            )
+            found.append(Comparison(r, prediction, stats.speedup([r], [base])))
+    return found
+
+
+def _cells(group: Iterable[Record]) -> Iterable[Cell]:
+    return (r.cell for r in group)
+
+
+def _replayable(speculative: Speculative | None) -> bool:
+    """Whether a setting's drafts follow from the tokens alone, with an installed drafter."""
+    if speculative is None or speculative.drafter == "WalkingDrafter" or speculative.synthetic_acceptance_rates:
+        return False
+    wants_suffix = speculative.method == "suffix" or speculative.drafter == "PaddedSuffix"
+    return not wants_suffix or importlib.util.find_spec("arctic_inference") is not None
+
+
+class Accuracy(NamedTuple):
+    """Mean absolute percentage error, and signs right among the cells outside the noise floor."""
+
+    count: int
+    mape_pct: float
+    signs_right: int
+    signs_told: int  # cells whose measured speedup lies outside the noise floor
+
+
+def accuracy(found: Sequence[Comparison], noise: float) -> Accuracy:
+    """Errors of predicted speedups; the sign is that of speedup - 1."""
+    if not found:
+        return Accuracy(0, float("nan"), 0, 0)
+    told = [c for c in found if abs(np.log(c.measured.value)) > noise]
+    right = sum((c.prediction.speedup.value > 1) == (c.measured.value > 1) for c in told)
+    return Accuracy(len(found), 100 * float(np.mean([abs(c.error) for c in found])), right, len(told))

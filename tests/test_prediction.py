@@ -1,0 +1,131 @@
+"""Predicted speedups: a made-up machine whose law is known must be recovered, and its speedups predicted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from made_up_machine import NGRAM, PERIODIC, PROMPT_MS, hand_made, machine, rank_one, requests_of, workload_record
+
+from lib import metrics, prediction, stats
+from lib.prediction import CLOSE, NOT, PAYS, Costs, judge
+from lib.records import Store
+from lib.stats import Estimate
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Store:
+    return machine(tmp_path_factory.mktemp("machine"))
+
+
+@pytest.fixture(scope="module")
+def costs(folder) -> Costs:
+    return prediction.costs_of(folder.all(), folder)
+
+
+def test_costs_are_recovered_from_records(costs):
+    regime = costs.vanilla.regimes[0]
+    assert regime.step_ms(8, 8, 0) == pytest.approx(18)
+    assert costs.drafter.regimes[0].step_ms(8, 32, 0) == pytest.approx(32)
+    assert costs.prompt_ms == pytest.approx(PROMPT_MS, rel=0.02)
+    assert costs.extra("ngram", np.array([8, 4]))[0] == pytest.approx(1.6, abs=0.05)
+    assert costs.extra("ngram", np.array([8, 4]))[1] == pytest.approx(0.8, abs=0.05)
+    assert costs.extra("vanilla", np.array([8]))[0] == pytest.approx(0, abs=1e-3)  # times are kept to microseconds
+    assert costs.extra("unknown drafter", np.array([8]))[0] == pytest.approx(0, abs=1e-3)
+
+
+def test_speedups_are_predicted_without_looking_at_the_workload(folder):
+    found = prediction.comparisons(folder.all(), folder)
+    assert {c.record.cell.workload.name for c in found} == {"sonnet", "chat", "code"}
+    for c in found:
+        assert c.prediction.speedup.value == pytest.approx(c.measured.value, rel=0.01)
+        assert c.error == pytest.approx(c.prediction.speedup.value / c.measured.value - 1)
+        identity = c.prediction.tau / c.prediction.r
+        assert identity == pytest.approx(c.prediction.speedup.value, rel=0.15)  # the rest is prompts and tail
+    score = prediction.accuracy(found, noise=0.0)
+    assert (score.count, score.signs_told) == (3, 3)
+    assert score.signs_right == 3
+    assert score.mape_pct < 1
+
+
+def test_no_comparison_without_recorded_tokens(folder, tmp_path):
+    store = Store(tmp_path)
+    store.save(*workload_record("code", NGRAM, requests_of(0, 3)))
+    assert prediction.comparisons(store.all(), store) == []
+    assert prediction.accuracy([], 0.1).count == 0
+
+
+def test_a_prediction_counted_by_hand():
+    found = rank_one(hand_made())
+    # plain: 5 steps of 10 ms; ngram: 2 steps of 12 ms; 10 tokens in all
+    assert found["ngram"].speedup.value == pytest.approx(50 / 24)
+    assert found["ngram"].throughput.value == pytest.approx(10 / 0.024)
+    assert found["vanilla"].throughput.value == pytest.approx(10 / 0.050)
+    assert found["ngram"].tau == 2.5
+    assert found["ngram"].r == pytest.approx(1.2)
+    assert found["ngram"].verdict == PAYS
+    assert found["vanilla"].verdict == "baseline"
+
+
+def test_the_extra_cost_of_a_drafter_is_added_to_each_step():
+    found = rank_one(hand_made(extra_ms={"ngram": ((1.0, 2.0), (2.0, 3.0)), "vanilla": ((2.0, 1.0),)}))
+    assert found["ngram"].speedup.value == pytest.approx(55 / 30)
+
+
+def test_the_laws_error_widens_the_interval():
+    sure, unsure = rank_one(hand_made(error=0.01))["ngram"], rank_one(hand_made(error=0.2))["ngram"]
+    assert sure.speedup.low < sure.speedup.value < sure.speedup.high
+    assert unsure.speedup.high - unsure.speedup.low > 5 * (sure.speedup.high - sure.speedup.low)
+
+
+def test_one_request_or_an_untested_law_gives_no_verdict():
+    assert rank_one(hand_made(), PERIODIC[:1], 1)["ngram"].verdict == CLOSE
+    assert rank_one(hand_made(error=None))["ngram"].verdict == CLOSE
+
+
+def test_a_batch_beyond_the_grid_gets_no_verdict():
+    found = rank_one(hand_made(), PERIODIC * 50, 100)["ngram"]
+    assert found.outside > 0.5
+    assert found.verdict == CLOSE
+
+
+@pytest.mark.parametrize(
+    ("speedup", "noise", "outside", "verdict"),
+    [
+        (Estimate(1.3, 1.2, 1.4, 9), 0.05, 0.0, PAYS),
+        (Estimate(1.3, 1.2, 1.4, 9), 0.25, 0.0, CLOSE),
+        (Estimate(0.7, 0.6, 0.8, 9), 0.05, 0.0, NOT),
+        (Estimate(1.0, 0.9, 1.1, 9), 0.0, 0.0, CLOSE),
+        (Estimate(1.3, 1.2, 1.4, 9), float("nan"), 0.0, PAYS),
+        (Estimate(1.3, 1.2, 1.4, 9), 0.0, 0.5, CLOSE),
+        (Estimate(1.3, float("nan"), float("nan"), 1), 0.0, 0.0, CLOSE),
+    ],
+)
+def test_verdicts(speedup, noise, outside, verdict):
+    assert judge(speedup, noise, outside) == verdict
+
+
+def test_steady_speedup_is_tau_over_r():
+    costs = hand_made((10.0, 1.0), (12.0, 0.5))
+    value, inside = prediction.steady_speedup(2.0, 3.0, 8, costs)
+    assert value == pytest.approx(2.0 * 18 / (12 + 0.5 * 32))
+    assert inside
+    assert not prediction.steady_speedup(2.0, 3.0, 4096, costs)[1]
+
+
+def test_a_folder_without_a_law_is_refused(tmp_path):
+    store = Store(tmp_path)
+    with pytest.raises(prediction.NoLawError, match="law holds no step-time records"):
+        prediction.costs_of(store.all(), store)
+
+
+def test_an_unknown_law_model_is_refused(folder):
+    with pytest.raises(prediction.NoLawError, match="law model is 'gpt', allowed: opt-125m"):
+        prediction.costs_of(folder.all(), folder, model="gpt")
+
+
+def test_measured_ratio_and_metrics_are_those_of_the_collection(folder):
+    """The made-up records obey the identities that real ones are checked for."""
+    plain = [r for r in folder.all() if r.cell.setting == "vanilla" and not prediction.is_grid(r)]
+    tests = [r for r in folder.all() if r.cell.setting == "ngram"]
+    assert stats.speedup(tests, plain).value > 0
+    assert all(metrics.tokens_per_step(r.counters) >= 1 for r in tests)
