@@ -6,6 +6,7 @@ bytes for the same records on the same pinned stack.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,20 @@ STYLE = {
     "grid.color": "#E6E6E6", "grid.linewidth": 0.8, "xtick.labelsize": 9, "ytick.labelsize": 9, "legend.frameon": False,
     "svg.hashsalt": "speculation", "svg.fonttype": "path", "figure.constrained_layout.use": True,
 }  # fmt: skip
+
+
+def _show_in_notebooks() -> None:
+    """Let IPython show a figure as PNG where it is displayed, and only there: Agg has no such output of its own."""
+    if "IPython" not in sys.modules:
+        return
+    from IPython import get_ipython
+    from IPython.core.pylabtools import select_figure_formats
+
+    if get_ipython() is not None:
+        select_figure_formats(get_ipython(), {"png"}, bbox_inches=None)
+
+
+_show_in_notebooks()
 
 
 def method_of(setting: str) -> str:
@@ -471,7 +486,7 @@ def recommendation(answer) -> Figure:
     axes[0][0].set_yticks(range(len(names)), [label_of(n) for n in names])
     axes[0][0].invert_yaxis()
     law = answer.costs.vanilla
-    line = f"{answer.num_requests} requests · {answer.num_tokens:,} output tokens · law of {law.model} on {law.hardware}"
+    line = f"{answer.num_requests} requests, {answer.num_tokens:,} output tokens · law: {law.model}, {law.hardware}"
     sign(figure, line + " · bars: 95 % · open marks: too close to call · grey: noise floor")
     return figure
 
@@ -604,30 +619,35 @@ def _log_ticks(ax, ticks: Sequence[float]) -> None:
 def break_even_by_size(points: Sequence, published: Sequence, title: str, gamma: int) -> Figure:
     """Figure 05: tokens per step from which drafts of `gamma` tokens pay (left), the published speedups (right).
 
-    points: steptime.BreakEven, one line a batch size, one line style a graph mode. published:
-    steptime.PublishedPoint; tau stands on the left where the study logged it.
+    points: steptime.BreakEven, one line a batch size and family; open marks: no graph was replayed though the engine
+    has some. published: steptime.PublishedPoint; tau stands on the left where the study logged it.
     """
     figure, axes = new(title, ncols=2, width=10.4, height=4.4, width_ratios=(1.5, 1))
-    points = sorted((e for e in points if e.gamma == gamma and e.parameters_b), key=lambda e: e.mode)
-    batches, modes = sorted({e.batch for e in points}), sorted({e.mode for e in points})
-    looks = {mode: "-" if len(modes) == 1 or mode == "FULL" else "--" if mode == "PIECEWISE" else ":" for mode in modes}
+    points = [e for e in points if e.gamma == gamma and e.parameters_b]
+    batches, families = sorted({e.batch for e in points}), sorted({e.family for e in points})
+    looks = {"as captured": "-", "no graphs": "-", "other length": "--"}
     shades = dict(zip(batches, plt.get_cmap("cividis")(np.linspace(0.62, 0.0, len(batches))), strict=True))
     left, right = axes
     for batch in batches:
-        for mode in modes:
-            line = sorted((e for e in points if (e.batch, e.mode) == (batch, mode)), key=lambda e: e.parameters_b)
+        for family in families:
+            line = sorted((e for e in points if (e.batch, e.family) == (batch, family)), key=lambda e: e.parameters_b)
             if not line:
                 continue
             x, y = [e.parameters_b for e in line], [e.tokens.value for e in line]
-            left.plot(x, y, looks[mode], color=shades[batch], marker="o", markersize=3.5, linewidth=1.5)
+            left.plot(x, y, looks[family], color=shades[batch], linewidth=1.4)
             for e in line:
+                bare = e.mode == "NONE" and family != "no graphs"
                 left.errorbar([e.parameters_b], [e.tokens.value], yerr=error_bars(*e.tokens[:3]), color=shades[batch],
-                              linewidth=0.9, capsize=2)  # fmt: skip
-            if mode == next(e.mode for e in points if e.batch == batch):
+                              linewidth=0.9, capsize=2, marker="o", markersize=3.8,
+                              markerfacecolor="white" if bare else shades[batch])  # fmt: skip
+            if family == next(e.family for e in points if e.batch == batch):
                 left.annotate(f"B={batch}", (x[-1], y[-1]), xytext=(6, -3), textcoords="offset points", fontsize=7.5,
                               color=shades[batch])  # fmt: skip
-    for mode in modes:
-        left.plot([], [], looks[mode], color="#262626", label=f"{mode} graph" if mode != "NONE" else "no graph")
+    told = {"as captured": "drafts as captured: FULL graph", "other length": "another length: PIECEWISE", "no graphs": "no graphs"}
+    for family in families:
+        left.plot([], [], looks[family], color="#262626", label=told[family])
+    if any(e.mode == "NONE" and e.family != "no graphs" for e in points):
+        left.plot([], [], "o", markerfacecolor="white", color="#262626", markersize=3.8, label="above the largest graph")
     for method in ("ngram", "suffix"):
         known = [q for q in published if q.method == method and np.isfinite(q.tau)]
         left.plot([q.parameters_b for q in known], [q.tau for q in known], marker_of(method), color=colour_of(method),

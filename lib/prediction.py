@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -22,10 +22,10 @@ from tqdm.auto import tqdm
 
 from lib import metrics, replay, stats, steptime
 from lib.cells import Cell, Speculative, engine_key
-from lib.records import Record, Store
+from lib.records import Record, Store, Trace
 from lib.replay import Replayed, Simulation, Stream
 from lib.stats import Estimate
-from lib.steptime import FitError, Law, Regime
+from lib.steptime import Law, Regime
 
 PAYS, NOT, CLOSE = "pays", "does not pay", "too close to call"
 NUM_RESAMPLES = 500
@@ -144,103 +144,122 @@ def _grid_context(law: Law) -> tuple[float, float]:
     return law.regimes[0].grid.context or (0.0, 0.0)
 
 
-def _measured_extra(record: Record, store: Store, law: Law) -> float:
-    """ms by which the median full-batch decode step of a record exceeds the law; NaN without such steps."""
-    steps = metrics.decode_steps(store.trace(record))
+@dataclass(frozen=True)
+class _Observed:
+    """What a run with real prompts shows beyond the law: ms of its full-batch decode steps, and of its prompts."""
+
+    label: str
+    workload: str
+    drafter: str
+    batch_size: int
+    extra_ms: float  # NaN without enough steps
+    prompts_ms: float = 0.0
+    num_prompt_tokens: int = 0
+
+
+def _observe(record: Record, trace: Trace, law: Law) -> _Observed:
+    steps = metrics.decode_steps(trace)
     full = steps["running"] == record.cell.batch_size
-    if full.sum() < steptime.MIN_STEPS:
-        return float("nan")
-    batch, verified = steps["running"][full], steps["verified"][full]
-    told = np.array([str(m) for m in steps["graph_mode"]], dtype=object)[full]
-    predicted = np.zeros(len(batch))
-    for mode in set(told):
+    extra = float("nan")
+    if full.sum() >= steptime.MIN_STEPS:
+        modes = steps["graph_mode"][full]
+        predicted = _law_ms(law, steps["running"][full], steps["verified"][full], modes)
+        extra = float(np.median(steps["step_ms"][full] - predicted))
+    found = _Observed(
+        steptime.model_label(record.cell.engine), record.cell.workload.name,
+        drafter_of(record.cell.engine.speculative), record.cell.batch_size, extra,
+    )  # fmt: skip
+    if record.cell.engine.speculative is not None:
+        return found
+    columns = {name: np.asarray(values) for name, values in trace.steps.items()}
+    reading = columns["prefills"] != 0
+    step_ms = 1000 * np.diff(columns["t_s"], prepend=0.0)[reading]
+    decoding = np.maximum(columns["running"] - np.maximum(columns["prefills"], 0), 1)[reading]
+    excess = float((step_ms - _law_ms(law, decoding, decoding, columns["graph_mode"][reading])).sum())
+    return replace(found, prompts_ms=excess, num_prompt_tokens=record.counters.num_prompt_tokens)
+
+
+def _law_ms(law: Law, batch: np.ndarray, verified: np.ndarray, modes: np.ndarray) -> np.ndarray:
+    """The law's step times where the engine told the graph modes; one without a law takes the last regime's."""
+    context, ms = np.mean(_grid_context(law)), np.zeros(len(batch))
+    for mode in sorted(set(map(str, modes))):
+        at = modes == mode
         regime = law.regime(mode if mode in law.modes else law.modes[-1])
-        at = told == mode
-        predicted[at] = regime.step_ms(batch[at], verified[at], np.mean(_grid_context(law)))
-    return float(np.median(steps["step_ms"][full] - predicted))
+        ms[at] = regime.step_ms(batch[at], verified[at], context)
+    return ms
 
 
-def _prompt_ms(pairs: Sequence[tuple[Record, Replayed]], store: Store, law: Law) -> float | None:
-    """ms a prompt token: what steps with prompts took beyond the law, over the prompt tokens computed."""
-    excess = tokens = 0.0
-    for record, replayed in pairs:
-        columns = store.trace(record).steps
-        step_ms = 1000 * np.diff(np.asarray(columns["t_s"], float), prepend=0.0)
-        prefills, running = np.asarray(columns["prefills"]), np.asarray(columns["running"])
-        at = prefills != 0
-        decoding = np.maximum(running - np.maximum(prefills, 0), 1)[at]
-        regime = law.regimes[0]
-        base = regime.step_ms(decoding, decoding, np.mean(_grid_context(law)))
-        excess += (step_ms[at] - base).sum()
-        tokens += replayed.steps["prompt_tokens"].sum()
-    return max(excess / tokens, 0.0) if tokens else None
+@dataclass(frozen=True)
+class Survey:
+    """A folder of records read once: the laws of its models, and what real prompts cost beyond them."""
+
+    laws: Mapping[str, Mapping[str, Law]]  # by model label, then setting
+    observed: tuple[_Observed, ...]
+    noise: Mapping[str, float]
+    runners: Mapping[str, Literal["V1", "V2"]]
+
+    def costs(self, model: str | None = None, *, without: str | None = None) -> Costs:
+        """The costs of one model, needed by its label where there are several.
+
+        without: a workload whose runs are not looked at, so that its speedups are predicted blindly. Raises
+        NoLawError.
+        """
+        if not self.laws:
+            raise NoLawError("law holds no step-time records, allowed: a folder with the grid of notebook 05")
+        if model is None and len(self.laws) > 1:
+            raise NoLawError(f"law holds several models, allowed: one of {', '.join(self.laws)} (--law-model)")
+        label = model or next(iter(self.laws))
+        if label not in self.laws:
+            raise NoLawError(f"law model is {label!r}, allowed: {', '.join(self.laws)}")
+        laws = self.laws[label]
+        if "vanilla" not in laws or "walking" not in laws:
+            raise NoLawError(f"law of {label} lacks points, allowed: the whole grid of notebook 05")
+        real = [o for o in self.observed if o.label == label and o.workload != without]
+        notes, groups = [], {}
+        for o in (o for o in real if np.isfinite(o.extra_ms)):
+            groups.setdefault(o.drafter, {}).setdefault(o.batch_size, []).append(o.extra_ms)
+        if not groups:
+            notes.append("No run with real prompts is in the law's folder: drafting on the host is left out.")
+        extra_ms = {
+            drafter: tuple((float(batch), float(np.median(found))) for batch, found in sorted(by_batch.items()))
+            for drafter, by_batch in sorted(groups.items())
+        }
+        tokens = sum(o.num_prompt_tokens for o in real)
+        if tokens:
+            prompt_ms = max(sum(o.prompts_ms for o in real) / tokens, 0.0)
+        else:
+            prompt_ms = max(laws["vanilla"].regimes[0].token, 0.0)
+            notes.append("No plain run with real prompts is in the law's folder: reading a prompt is the law's guess.")
+        return Costs(
+            laws["vanilla"], laws["walking"], float(prompt_ms), extra_ms, self.noise.get(label, float("nan")),
+            self.runners.get(label, "V1"), tuple(notes),
+        )  # fmt: skip
 
 
-def costs_of(
-    all_records: Sequence[Record], store: Store, *, model: str | None = None, without: str | None = None
-) -> Costs:
-    """The costs of one model on one machine from a folder of records.
-
-    model: the law's model label, needed where the records hold several. without: a workload whose runs are
-    not looked at, so that its speedups can be predicted blindly. Raises NoLawError if there is no law.
-    """
+def survey(all_records: Iterable[Record], store: Store) -> Survey:
+    """Read a folder of records; each trace is read once."""
     good = [r for r in all_records if r.status == "ok" and r.has_trace]
     rows = steptime.by_model(steptime.rows_of([r for r in good if is_grid(r)], store))
-    if not rows:
-        raise NoLawError("law holds no step-time records, allowed: a folder with the step-time grid of notebook 05")
-    if model is None and len(rows) > 1:
-        raise NoLawError(f"law holds several models, allowed: one of {', '.join(rows)} (--law-model)")
-    label = model or next(iter(rows))
-    if label not in rows:
-        raise NoLawError(f"law model is {label!r}, allowed: {', '.join(rows)}")
-    try:
-        laws = steptime.laws(rows[label])
-        vanilla, drafter = laws["vanilla"], laws["walking"]
-    except (FitError, KeyError) as error:
-        raise NoLawError(f"law of {label} cannot be fitted ({error}), allowed: the whole grid of notebook 05") from None
-    real = [
-        r for r in good
-        if not is_grid(r) and steptime.model_label(r.cell.engine) == label and r.cell.workload.name != without
-    ]  # fmt: skip
-    plain = [
-        (r, run_cell(r.cell, streams_of(r, store), r))
-        for r in real
-        if r.cell.setting == "vanilla" and has_tokens(r, store)
-    ]
-    prompt_ms = _prompt_ms(plain, store, vanilla)
-    notes = []
-    if prompt_ms is None:
-        prompt_ms = max(vanilla.regimes[0].token, 0.0)
-        notes.append("No plain run with real prompts is in the law's folder: reading a prompt is taken from the law.")
-    groups: dict[tuple[str, int], list[float]] = {}
-    for r in real:
-        name = drafter_of(r.cell.engine.speculative)
-        plain_cell = r.cell.engine.speculative is None
-        if plain_cell and r.cell.setting != "vanilla":
-            continue
-        extra = _measured_extra(r, store, vanilla if plain_cell else drafter)
-        if np.isfinite(extra):
-            groups.setdefault((name, r.cell.batch_size), []).append(extra)
-    extra_ms: dict[str, list[tuple[float, float]]] = {}
-    for (name, batch), found in sorted(groups.items()):
-        extra_ms.setdefault(name, []).append((float(batch), float(np.median(found))))
-    if not extra_ms:
-        notes.append("No run with real prompts is in the law's folder: drafting on the host is left out.")
-    runners = {r.resolved.runner for r in real if r.resolved and r.cell.setting == "ngram"}
-    return Costs(
-        vanilla, drafter, float(prompt_ms), {name: tuple(points) for name, points in extra_ms.items()},
-        _noise(real), runners.pop() if len(runners) == 1 else "V1", tuple(notes),
-    )  # fmt: skip
+    laws = {label: steptime.laws(found) for label, found in rows.items()}
+    observed, arms, runners = [], {}, {}
+    for r in (r for r in good if not is_grid(r)):
+        label, speculative = steptime.model_label(r.cell.engine), r.cell.engine.speculative
+        if speculative is None and r.cell.setting != "vanilla":
+            continue  # other baselines say nothing about vanilla as shipped
+        law = laws.get(label, {}).get("vanilla" if speculative is None else "walking")
+        if law is not None:
+            observed.append(_observe(r, store.trace(r), law))
+        if speculative is None:
+            arms.setdefault(label, {}).setdefault(r.cell.engine.repeat, []).append(r)
+        if r.cell.setting == "ngram" and r.resolved is not None:
+            runners[label] = r.resolved.runner
+    return Survey(laws, tuple(observed), {label: _noise(list(a.values())) for label, a in arms.items()}, runners)
 
 
-def _noise(found: Sequence[Record]) -> float:
-    """A/A noise floor from repeats of identical cells; NaN without any."""
-    arms: dict[int, list[Record]] = {}
-    for r in found:
-        if r.cell.setting == "vanilla":
-            arms.setdefault(r.cell.engine.repeat, []).append(r)
+def _noise(arms: Sequence[Sequence[Record]]) -> float:
+    """A/A noise floor; NaN without repeats of identical cells."""
     try:
-        return stats.noise_floor(list(arms.values()))
+        return stats.noise_floor(arms)
     except ValueError:
         return float("nan")
 
@@ -380,6 +399,56 @@ def steady_speedup(
     return float(tau * base.step_ms(at, at, context[1])[0] / test.step_ms(at, verified, context[0])[0]), inside
 
 
+class Traffic(NamedTuple):
+    """What a setting does to a workload's steps, whatever they cost: tokens per step and drafts a request-step."""
+
+    tau: float
+    drafted: float
+    uniform: bool  # every decode step carries 1 + gamma tokens a request
+
+
+def traffic(
+    streams: Sequence[Stream], settings: Mapping[str, Speculative | None], batch_size: int, runner: str = "V1"
+) -> dict[str, Traffic]:
+    """Replay every setting once."""
+    found = {}
+    for name, speculative in settings.items():
+        done = Simulation(speculative, max_num_seqs=batch_size, runner=runner).run(streams)
+        c, pure = done.counters, done.steps["prefills"] == 0
+        uniform = bool(done.steps["uniform"][pure].all())
+        found[name] = Traffic(metrics.tokens_per_step(c), c.num_draft_tokens / c.num_request_steps, uniform)
+    return found
+
+
+class Steady(NamedTuple):
+    """The best of several settings at a constant batch size, and whether that lies inside the measured grid."""
+
+    speedup: float
+    setting: str
+    inside: bool
+
+
+def best_steady(found: Mapping[str, Traffic], batch: float, costs: Costs) -> Steady:
+    """The drafting setting with the largest predicted speedup; settings inside the grid come first."""
+    options = []
+    for name, t in found.items():
+        if t.drafted > 0:
+            speedup, inside = steady_speedup(t.tau, t.drafted, batch, costs, uniform=t.uniform)
+            options.append(Steady(speedup, name, inside))
+    return max(options, key=lambda s: (s.inside, s.speedup))
+
+
+def break_even_grid(costs: Costs, batches: Sequence[int], lengths: Sequence[int], uniform: bool = False) -> np.ndarray:
+    """tau* [lengths, batches]: tokens per step from which drafts of a length pay; NaN outside the measured grid."""
+    tau = np.full((len(lengths), len(batches)), np.nan)
+    for row, length in enumerate(lengths):
+        for column, batch in enumerate(batches):
+            value, inside = steady_speedup(1.0, length, batch, costs, uniform=uniform)
+            if inside:
+                tau[row, column] = 1 / value
+    return tau
+
+
 def rank(
     streams: Sequence[Stream],
     costs: Costs,
@@ -453,6 +522,7 @@ def comparisons(all_records: Sequence[Record], store: Store, *, progress: bool =
     engines: dict[str, list[Record]] = {}
     for r in sorted(tests, key=lambda r: r.order):
         engines.setdefault(engine_key(r.cell), []).append(r)
+    surveyed = survey(all_records, store)
     known: dict[tuple[str, str], Costs | None] = {}
     bases: dict[str, Replayed] = {}
     found = []
@@ -463,7 +533,7 @@ def comparisons(all_records: Sequence[Record], store: Store, *, progress: bool =
             label, workload = steptime.model_label(r.cell.engine), r.cell.workload.name
             if (label, workload) not in known:
                 try:
-                    known[label, workload] = costs_of(all_records, store, model=label, without=workload)
+                    known[label, workload] = surveyed.costs(label, without=workload)
                 except NoLawError:
                     known[label, workload] = None
             costs = known[label, workload]
@@ -472,9 +542,8 @@ def comparisons(all_records: Sequence[Record], store: Store, *, progress: bool =
             base = pairs[0][1]
             streams = streams_of(base, store)
             simulation.max_num_seqs = min(r.cell.batch_size, r.cell.engine.max_num_seqs)
-            if r.cell.memory == "warm" and not any(
-                c.memory == "cold" and c.workload == r.cell.workload for c in _cells(group)
-            ):
+            colds = {c.cell.workload for c in group if c.cell.memory == "cold"}
+            if r.cell.memory == "warm" and r.cell.workload not in colds:
                 simulation.run(streams)  # the engine answered these prompts once before it was measured
             test = simulation.run(streams)
             if base.cell_id not in bases:
@@ -484,10 +553,6 @@ def comparisons(all_records: Sequence[Record], store: Store, *, progress: bool =
             )
             found.append(Comparison(r, prediction, stats.speedup([r], [base])))
     return found
-
-
-def _cells(group: Iterable[Record]) -> Iterable[Cell]:
-    return (r.cell for r in group)
 
 
 def _replayable(speculative: Speculative | None) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 
 from lib import drafters, models, params, records, requestlog, steptime
 from lib.cells import Model, Speculative
-from lib.prediction import CLOSE, NOT, PAYS, Costs, Prediction, costs_of, is_grid, rank
+from lib.prediction import CLOSE, NOT, PAYS, Costs, Prediction, rank, survey
 from lib.records import Store
 from lib.stats import Estimate
 from lib.steptime import Law
@@ -411,10 +411,9 @@ def _answer_of(options: argparse.Namespace) -> Answer:
     if not folder.is_dir():
         raise RecommendError(f"--law is {options.law!r}, allowed: a folder of records, e.g. figures/data/h200")
     store = Store(folder)
-    held = store.all()
-    rows = steptime.by_model(steptime.rows_of([r for r in held if is_grid(r)], store))
-    label, notes = _law_model(list(rows), options.law_model, options.model)
-    costs = costs_of(held, store, model=label)
+    surveyed = survey(store.all(), store)
+    label, notes = _law_model(list(surveyed.laws), options.law_model, options.model)
+    costs = surveyed.costs(label)
     if options.runner:
         costs = replace(costs, runner=options.runner)
     tokenizer = load_tokenizer(options.model) if options.model and _holds_text(Path(options.log)) else None

@@ -19,7 +19,7 @@ def folder(tmp_path_factory) -> Store:
 
 @pytest.fixture(scope="module")
 def costs(folder) -> Costs:
-    return prediction.costs_of(folder.all(), folder)
+    return prediction.survey(folder.all(), folder).costs()
 
 
 def test_costs_are_recovered_from_records(costs):
@@ -115,12 +115,12 @@ def test_steady_speedup_is_tau_over_r():
 def test_a_folder_without_a_law_is_refused(tmp_path):
     store = Store(tmp_path)
     with pytest.raises(prediction.NoLawError, match="law holds no step-time records"):
-        prediction.costs_of(store.all(), store)
+        prediction.survey(store.all(), store).costs()
 
 
 def test_an_unknown_law_model_is_refused(folder):
     with pytest.raises(prediction.NoLawError, match="law model is 'gpt', allowed: opt-125m"):
-        prediction.costs_of(folder.all(), folder, model="gpt")
+        prediction.survey(folder.all(), folder).costs("gpt")
 
 
 def test_measured_ratio_and_metrics_are_those_of_the_collection(folder):

@@ -1,0 +1,55 @@
+"""Sliders for a live notebook: ipywidgets where somebody can move them, nothing where a notebook only runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib import pyplot as plt
+
+from lib import figures, prediction
+from lib.prediction import Costs
+
+
+def live() -> bool:
+    """Whether a person sits at this kernel: papermill, nbconvert and nbval take no input, JupyterLab does."""
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return False
+    kernel = getattr(get_ipython(), "kernel", None)
+    return bool(getattr(kernel, "_allow_stdin", False))
+
+
+def sentence(costs: Costs, batch: int, length: int) -> str:
+    """The break-even at one point of the map, in words."""
+    tau = prediction.break_even_grid(costs, [batch], [length])[0, 0]
+    if not np.isfinite(tau):
+        return f"Batch {batch} with drafts of {length} lies outside the measured grid of {costs.vanilla.model}."
+    return (
+        f"At batch {batch}, drafts of {length} tokens pay from {tau:.2f} tokens per step on: {tau - 1:.2f} of the "
+        f"{length} must be accepted in a mean step."
+    )
+
+
+def break_even(models: Mapping[str, Costs], batches: Sequence[int], lengths: Sequence[int]) -> None:
+    """Display sliders for model, batch and draft length over the break-even map; only if somebody can move them."""
+    if not live() or not models:
+        return
+    import ipywidgets as widgets
+    from IPython.display import display
+
+    def show(model: str, batch: int, length: int) -> None:
+        costs = models[model]
+        tau = prediction.break_even_grid(costs, batches, lengths)
+        figure = figures.break_even_map(batches, lengths, tau, sentence(costs, batch, length), mark=(batch, length))
+        display(figure)
+        plt.close(figure)
+
+    pickers = {
+        "model": widgets.Dropdown(options=list(models), description="model"),
+        "batch": widgets.SelectionSlider(options=list(batches), description="batch"),
+        "length": widgets.SelectionSlider(options=list(lengths), description="drafted"),
+    }
+    output = widgets.interactive_output(show, pickers)
+    display(widgets.VBox([widgets.HBox(list(pickers.values())), output]))
