@@ -1,0 +1,77 @@
+"""Intervals: dumb cases, pairing, and what a ratio must not do."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_up_records import NGRAM, cell, record
+
+from lib import stats
+
+
+def test_bootstrap_of_constants_is_the_constant():
+    e = stats.bootstrap([np.full(5, 3.0), np.full(4, 3.0)], np.mean, resamples=50)
+    assert (e.value, e.low, e.high, e.n) == (3, 3, 3, 9)
+
+
+def test_bootstrap_is_seeded_and_contains_its_value():
+    groups = [np.arange(10.0), np.arange(5.0)]
+    a, b = (stats.bootstrap(groups, np.mean, resamples=200) for _ in range(2))
+    assert a == b and a.low <= a.value <= a.high
+    with pytest.raises(ValueError, match="groups"):
+        stats.bootstrap([], np.mean)
+
+
+def test_more_spread_between_groups_widens_the_interval():
+    near = stats.bootstrap([np.array([1.0, 2, 3]), np.array([1.0, 2, 3])], np.mean, resamples=500)
+    far = stats.bootstrap([np.array([1.0, 1, 1]), np.array([3.0, 3, 3])], np.mean, resamples=500)
+    assert far.high - far.low > near.high - near.low
+
+
+def test_speedup_of_a_record_with_itself_is_one():
+    r = record(cell())
+    e = stats.speedup([r], [r])
+    assert e.value == e.low == e.high == 1
+
+
+def test_speedup_is_the_throughput_ratio_and_pairs_prompts():
+    base = [record(cell(seed=s), wall_s=2.0, tpot_s=0.2) for s in (0, 1)]
+    test = [record(cell("ngram", seed=s, speculative=NGRAM), wall_s=1.0, tpot_s=0.1) for s in (1, 0)]
+    e = stats.speedup(test, base)
+    assert e.value == pytest.approx(2) and e.low == pytest.approx(2) and e.high == pytest.approx(2)
+    assert [t.cell.workload.seed == b.cell.workload.seed for t, b in stats.pair(test, base)] == [True, True]
+    with pytest.raises(ValueError, match="share no prompts"):
+        stats.speedup([record(cell(seed=9))], base)
+
+
+@settings(max_examples=25)
+@given(st.floats(0.2, 5), st.floats(0.01, 1))
+def test_speedup_scales_with_wall_time(factor, tpot):
+    base, test = record(cell(), tpot_s=tpot), record(cell(), wall_s=2.0 * factor, tpot_s=tpot * factor)
+    assert stats.speedup([test], [base]).value == pytest.approx(1 / factor)
+
+
+def test_failed_cells_do_not_pair():
+    good, bad = record(cell()), record(cell("x", speculative=NGRAM), status="oom", counters=None)
+    assert stats.pair([bad], [good]) == []
+
+
+def test_noise_floor_is_the_largest_log_ratio():
+    arms = [[record(cell(), wall_s=w)] for w in (2.0, 2.2)]
+    assert stats.noise_floor(arms) == pytest.approx(math.log(1.1))
+    with pytest.raises(ValueError, match="two repeats"):
+        stats.noise_floor(arms[:1])
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [("", "1.23 [1.10, 1.40]"), (".1f", "1.2 [1.1, 1.4]"), ("20", "1.23 [1.10, 1.40]   "), (">16.1f", "  1.2 [1.1, 1.4]")],
+)
+def test_an_estimate_formats_with_its_interval(spec, text):
+    assert format(stats.Estimate(1.234, 1.1, 1.4, 5), spec) == text
+
+
+def test_an_estimate_without_interval_says_its_n():
+    assert f"{stats.Estimate(2, math.nan, math.nan, 3):.1f}" == "2.0 (n=3)"
