@@ -49,8 +49,9 @@ class PaddedOptions:
     `fill`: "last" repeats the request's last token, "repeat" goes round the draft itself (the continuation,
     if the text is in a loop), "none" leaves drafts as found. `when_empty`: in a step where no request has a
     draft, "fill" fills all the same, "skip" proposes nothing. `gamma_schedule`: "1:7,16:5,64:0" drafts 7
-    tokens from 1 request on, 5 from 16, none from 64, equal over the batch; empty: always
-    num_speculative_tokens.
+    tokens from 1 request on, 5 from 16, none from 64, equal over the batch; empty: num_speculative_tokens
+    always. Runner V1 captures its FULL decode graph for num_speculative_tokens alone, so steps of another
+    gamma, and skipped ones, run PIECEWISE: a schedule trades the graph for less to verify.
     """
 
     fill: str = "last"
@@ -136,9 +137,7 @@ def read_schedule(text: str, most: int) -> list[tuple[int, int]]:
     if batches[0] != 1 or batches != sorted(set(batches)):
         raise OptionError(f"gamma_schedule is {text!r}, allowed: batch sizes that start at 1 and rise")
     if not all(0 <= gamma <= most for _, gamma in pairs):
-        raise OptionError(
-            f"gamma_schedule is {text!r}, allowed: gammas from 0 to num_speculative_tokens ({most})"
-        )
+        raise OptionError(f"gamma_schedule is {text!r}, allowed: gammas from 0 to num_speculative_tokens ({most})")
     return pairs
 
 
@@ -211,9 +210,7 @@ class NullDrafter:
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """vLLM asks every drafter; there is no model to load."""
 
-    def propose(
-        self, sampled_token_ids: Sequence[Sequence[int]], *args: Any, **kwargs: Any
-    ) -> list[list[int]]:
+    def propose(self, sampled_token_ids: Sequence[Sequence[int]], *args: Any, **kwargs: Any) -> list[list[int]]:
         """One empty draft a request."""
         return [[] for _ in sampled_token_ids]
 
@@ -236,16 +233,12 @@ class WalkingDrafter(NullDrafter):
             set_walk(path, 0)
         self._walk = np.memmap(path, dtype=np.int32, mode="r", shape=2)
 
-    def propose(
-        self, sampled_token_ids: Sequence[Sequence[int]], *args: Any, **kwargs: Any
-    ) -> list[list[int]]:
+    def propose(self, sampled_token_ids: Sequence[Sequence[int]], *args: Any, **kwargs: Any) -> list[list[int]]:
         """`sampled_token_ids`: [rows][new tokens]; none (a prompt still being read) get an empty draft."""
         asked, uneven = self._walk.tolist()
         asked, size = min(asked, self._most), self._vocab_size
         return [
-            [(new[-1] + 1 + i) % size for i in range(asked - (1 if uneven and row % 2 == 0 else 0))]
-            if new
-            else []
+            [(new[-1] + 1 + i) % size for i in range(asked - (1 if uneven and row % 2 == 0 else 0))] if new else []
             for row, new in enumerate(sampled_token_ids)
         ]
 
@@ -299,9 +292,7 @@ class _Requests:
         # numba compiles here and not in the engine's first step
         self.match(np.zeros((1, 1), np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32))
 
-    def match(
-        self, tokens: np.ndarray, lengths: np.ndarray, num_new: np.ndarray
-    ) -> tuple[list[int], set[int]]:
+    def match(self, tokens: np.ndarray, lengths: np.ndarray, num_new: np.ndarray) -> tuple[list[int], set[int]]:
         """Labels of the rows, never used twice (-1: no new tokens), and the labels that are gone."""
         before = np.zeros(len(lengths), dtype=np.uint64)
         after = np.zeros(len(lengths), dtype=np.uint64)
@@ -362,9 +353,7 @@ class _Padded(NullDrafter):
         found = self._find(sampled_token_ids, num_new, lengths, token_ids_cpu, labels, gone, gamma)
         drafts = self._fill(found, sampled_token_ids, lengths.tolist(), gamma)
         self._proposed = {
-            label: (len(row), len(draft))
-            for label, row, draft in zip(labels, found, drafts, strict=True)
-            if draft
+            label: (len(row), len(draft)) for label, row, draft in zip(labels, found, drafts, strict=True) if draft
         }
         return drafts
 
