@@ -62,9 +62,7 @@ class RuleCall(Frozen):
         try:
             inspect.signature(rules.RULES[self.rule]).bind(None, **self.arguments)
         except TypeError as error:
-            raise ValueError(
-                f"rule {self.rule} has arguments {self.arguments}, allowed: its own ({error})"
-            ) from None
+            raise ValueError(f"rule {self.rule} has arguments {self.arguments}, allowed: its own ({error})") from None
         return self
 
     @property
@@ -103,9 +101,7 @@ class Claim(Frozen):
         if self.kind == "measured" and not reads:
             raise ValueError("kind is 'measured', allowed: at least one rule that reads records")
         if self.kind == "reanalysis" and (reads or not self.rules or self.notebook != "08"):
-            raise ValueError(
-                "kind is 'reanalysis', allowed: rules on the study's numbers only, and notebook '08'"
-            )
+            raise ValueError("kind is 'reanalysis', allowed: rules on the study's numbers only, and notebook '08'")
         return self
 
     @property
@@ -286,8 +282,7 @@ def plain(rows: Sequence[Row], width: int = 118) -> str:
 def markdown(ids: Sequence[str], found: Evidence | None = None) -> str:
     """The verdicts of some claims as a Markdown list, for the conclusion of the notebook that tests them."""
     return "\n".join(
-        f"- **{r.claim.id}** {r.claim.claim} **{r.verdict.capitalize()}.** {r.evidence}"
-        for r in ledger(found, ids)
+        f"- **{r.claim.id}** {r.claim.claim} **{r.verdict.capitalize()}.** {r.evidence}" for r in ledger(found, ids)
     )
 
 
@@ -299,9 +294,7 @@ def table(rows: Sequence[Row]) -> Any:
     shown["evidence"] = ["<br>".join(escape(part) for part in r.evidence.split(" | ")) for r in rows]
     shown["tested in"] = [_links(r.claim) for r in rows]
     shades = {"supported": "#E3F1E8", "refuted": "#F9E3DC", "undecided": "#EFEFEF"}
-    gt = GT(shown, rowname_col="id", groupname_col="section", id="ledger").fmt_markdown(
-        ["evidence", "tested in"]
-    )
+    gt = GT(shown, rowname_col="id", groupname_col="section", id="ledger").fmt_markdown(["evidence", "tested in"])
     for verdict, shade in shades.items():
         chosen = [i for i, r in enumerate(rows) if r.verdict == verdict]
         if chosen:
@@ -332,9 +325,7 @@ def explore(rows: Sequence[Row]) -> Any:
         "notebook": [r.claim.notebook for r in rows],
     }
     menus = {
-        name: widgets.Dropdown(
-            options=["all", *sorted(set(values))], description=name, layout={"width": "250px"}
-        )
+        name: widgets.Dropdown(options=["all", *sorted(set(values))], description=name, layout={"width": "250px"})
         for name, values in choices.items()
     }
     words = widgets.Text(description="words", placeholder="e.g. suffix", layout={"width": "250px"})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from lib.cells import Cell, Engine, Speculative, Workload
+from lib.cells import WORKLOADS, Cell, Engine, Speculative, Workload
 from lib.params import ParamsError, Profile, _nearest
 
 # Rungs that draft nothing: they tell what switching costs, and need no full set of workloads.
@@ -193,7 +193,7 @@ def narrow(p: Profile, settings: Iterable[str], **options) -> list[Cell]:
 
 
 def notebook_cells(p: Profile, notebook: str) -> list[Cell]:
-    """The engine cells that notebook `01` to `04` measures."""
+    """The engine cells that notebook `01` to `04`, or `08`, measures."""
     baseline = spread(p, ["vanilla"])
     match notebook:
         case "01":
@@ -215,7 +215,17 @@ def notebook_cells(p: Profile, notebook: str) -> list[Cell]:
             control = [rung for rung in p.rungs if rung in CONTROL]
             rungs = [rung for rung in p.rungs if rung not in CONTROL and rung != "vanilla"]
             return baseline + spread(p, rungs) + narrow(p, control, seeds=p.seeds) + narrow(p, [*modes, *memory])
-    raise ParamsError(f"notebook is {notebook!r}, allowed: 01, 02, 03, 04")
+        case "08":
+            # mixes of fresh prompts and of prompts that the single workloads have used, suffix memory off and on
+            fresh, again = (p.model_copy(update={"reuse_prompts": reuse}) for reuse in (False, True))
+            mixes, first = [name for name in WORKLOADS if name.startswith("mix-")], p.seeds[:1]
+            moved = [f"vanilla_{mode.lower()}" for mode in p.cudagraph_modes if mode == "PIECEWISE"]
+            return (
+                cells(fresh, ["suffix", "suffix_cold"], workloads=WORKLOADS, seeds=first)
+                + cells(again, ["suffix", "suffix_warm"], workloads=mixes, seeds=first)
+                + narrow(p, moved)
+            )
+    raise ParamsError(f"notebook is {notebook!r}, allowed: 01, 02, 03, 04, 08")
 
 
 def named(records: Iterable, setting: str, **where) -> list:

@@ -104,9 +104,7 @@ class PublishedCell(Frozen):
             )
         counts = (self.num_drafts, self.num_draft_tokens, self.num_accepted_tokens)
         if any(c is None for c in counts) != all(c is None for c in counts):
-            raise ValueError(
-                f"num_drafts, num_draft_tokens, num_accepted_tokens are {counts}, allowed: all or none"
-            )
+            raise ValueError(f"num_drafts, num_draft_tokens, num_accepted_tokens are {counts}, allowed: all or none")
         if self.num_accepted_tokens is not None and self.num_accepted_tokens > self.num_draft_tokens:
             raise ValueError(
                 f"num_accepted_tokens is {self.num_accepted_tokens}, "
@@ -117,18 +115,14 @@ class PublishedCell(Frozen):
     @property
     def has_counters(self) -> bool:
         """Whether whole-run drafting counters are known (vanilla needs none)."""
-        return self.num_output_tokens is not None and (
-            self.method == "vanilla" or self.num_drafts is not None
-        )
+        return self.num_output_tokens is not None and (self.method == "vanilla" or self.num_drafts is not None)
 
     @property
     def counters(self) -> Counters:
         """Counters for `metrics`; request-steps are output - accepted. ValueError if the study logged
         none."""
         if not self.has_counters:
-            raise ValueError(
-                f"{self.label} has no whole-run counters, allowed: a cell whose has_counters is true"
-            )
+            raise ValueError(f"{self.label} has no whole-run counters, allowed: a cell whose has_counters is true")
         accepted = self.num_accepted_tokens or 0
         return Counters(
             num_output_tokens=self.num_output_tokens,
@@ -170,9 +164,7 @@ def read(path: Path) -> tuple[PublishedCell, ...]:
     found = []
     for number, row in enumerate(rows, start=2):
         try:
-            found.append(
-                PublishedCell.model_validate({key: value for key, value in row.items() if value != ""})
-            )
+            found.append(PublishedCell.model_validate({key: value for key, value in row.items() if value != ""}))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
@@ -215,9 +207,7 @@ def main_cell(workload: str, method: str, *, model: str = MAIN_MODEL) -> Publish
     """The cell of the article's own matrix (one engine, one run); LookupError if it has none."""
     found = select(model=model, workload=workload, method=method, arrangement="one-engine", in_study=True)
     if len(found) != 1:
-        raise LookupError(
-            f"{model} {workload} {method} fits {len(found)} cells of the matrix, allowed: exactly one"
-        )
+        raise LookupError(f"{model} {workload} {method} fits {len(found)} cells of the matrix, allowed: exactly one")
     return found[0]
 
 
@@ -240,9 +230,7 @@ def baseline(cell: PublishedCell) -> PublishedCell:
         )
         if len(found) == 1:
             return found[0]
-    raise LookupError(
-        f"{cell.label} has no vanilla run, allowed: a cell of a campaign with one, or of BASE_CAMPAIGNS"
-    )
+    raise LookupError(f"{cell.label} has no vanilla run, allowed: a cell of a campaign with one, or of BASE_CAMPAIGNS")
 
 
 def speedup(test: PublishedCell, base: PublishedCell | None = None) -> float:

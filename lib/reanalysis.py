@@ -80,9 +80,7 @@ def published_gain(
 
 
 @reanalysis
-def published_gain_range(
-    evidence: Evidence, model: str, method: str, low: float, high: float
-) -> list[Finding]:
+def published_gain_range(evidence: Evidence, model: str, method: str, low: float, high: float) -> list[Finding]:
     """Supported if smallest and largest gain over the six workloads are the claimed ones to within one
     point."""
     gains = [100 * (g - 1) for g in _gains(model, method, WORKLOADS).values()]
@@ -114,9 +112,7 @@ def published_loses(evidence: Evidence, model: str, method: str, workload: str) 
 
 
 @reanalysis
-def published_loses_only(
-    evidence: Evidence, model: str, method: str, workload: str, percent: float
-) -> list[Finding]:
+def published_loses_only(evidence: Evidence, model: str, method: str, workload: str, percent: float) -> list[Finding]:
     """Supported if only `workload` is slower than vanilla, by the claimed share to within one point."""
     gains = _gains(model, method, WORKLOADS)
     losing = [w for w, g in gains.items() if g < 1]
@@ -184,9 +180,7 @@ def published_best_draft_length(evidence: Evidence, best: int) -> list[Finding]:
         held = speeds.get(cell.num_speculative_tokens, 0.0)
         speeds[cell.num_speculative_tokens] = max(held, cell.throughput_tok_s)
     text = ", ".join(f"{g}: {speeds[g]:,.0f}" for g in sorted(speeds))
-    return _found(
-        is_true(max(speeds, key=speeds.get) == best), f"tok/s by drafted tokens {text} (n = 1 run each)"
-    )
+    return _found(is_true(max(speeds, key=speeds.get) == best), f"tok/s by drafted tokens {text} (n = 1 run each)")
 
 
 @reanalysis
@@ -207,9 +201,7 @@ def published_memory_limit(evidence: Evidence, fails: float, works: float) -> li
 def published_one_setting_both_ways(evidence: Evidence, gain: float, loss: float) -> list[Finding]:
     """Supported if one drafter's best and worst workload are the claimed gain and loss to within two
     points."""
-    ranges = {
-        m: [100 * (g - 1) for g in _gains(MAIN_MODEL, m, WORKLOADS).values()] for m in ("ngram", "suffix")
-    }
+    ranges = {m: [100 * (g - 1) for g in _gains(MAIN_MODEL, m, WORKLOADS).values()] for m in ("ngram", "suffix")}
     one = any(abs(max(r) - gain) <= 2 and abs(min(r) - loss) <= 2 for r in ranges.values())
     text = "; ".join(f"{m} {min(r):+.1f} to {max(r):+.1f} %" for m, r in ranges.items())
     return _found(is_true(one), f"{text} (n = 1 run each)")
@@ -232,10 +224,7 @@ def published_small_models(evidence: Evidence, methods: Sequence[str]) -> list[F
     rest = [g for c, g in gains.items() if c.campaign != main]
     up = sum(g > 1 for g in last), sum(g > 1 for g in rest)
     verdict = "refuted" if all(up) else "supported" if not any(up) else "undecided"
-    text = (
-        f"faster than vanilla: {up[1]} of {len(rest)} cells in the first series, {up[0]} "
-        f"of {len(last)} in the last"
-    )
+    text = f"faster than vanilla: {up[1]} of {len(rest)} cells in the first series, {up[0]} of {len(last)} in the last"
     return _found(verdict, f"{text} (n = 1 run each, the two disagree)" if verdict == "undecided" else text)
 
 
@@ -245,8 +234,7 @@ def published_small_factors(evidence: Evidence, low: float, high: float) -> list
     factors = [1 / g for g in _small(("ngram", "suffix")).values()]
     outside = sum(not low <= f <= high for f in factors)
     text = (
-        f"from {max(factors):.2f}x slower to {1 / min(factors):.2f}x faster, {outside} of "
-        f"{len(factors)} cells outside"
+        f"from {max(factors):.2f}x slower to {1 / min(factors):.2f}x faster, {outside} of {len(factors)} cells outside"
     )
     return _found(is_true(outside == 0), text)
 
@@ -267,18 +255,12 @@ def published_small_grid(evidence: Evidence) -> list[Finding]:
 
 
 @reanalysis
-def published_slower_by(
-    evidence: Evidence, model: str, method: str, workload: str, factor: float
-) -> list[Finding]:
+def published_slower_by(evidence: Evidence, model: str, method: str, workload: str, factor: float) -> list[Finding]:
     """One finding a run of the cell: supported if it is slower by the claimed factor to within a tenth."""
     findings = []
     for cell in published.select(model=model, method=method, workload=workload, status="ok"):
         found = 1 / published.speedup(cell)
-        text = (
-            f"{cell.campaign}: {found:.2f}x slower"
-            if found >= 1
-            else f"{cell.campaign}: {as_percent(1 / found)}"
-        )
+        text = f"{cell.campaign}: {found:.2f}x slower" if found >= 1 else f"{cell.campaign}: {as_percent(1 / found)}"
         findings += _found(is_true(abs(found / factor - 1) <= 0.1), text)
     return findings
 
@@ -301,10 +283,7 @@ def published_step_cost(evidence: Evidence, low: float, high: float) -> list[Fin
     under half do."""
     costs = [published.step_cost(c) for c in published.speculative_cells()]
     inside = sum(low <= r <= high for r in costs)
-    text = (
-        f"{inside} of {len(costs)} cells inside; {min(costs):.2f} to {max(costs):.2f}, "
-        f"median {median(costs):.2f}"
-    )
+    text = f"{inside} of {len(costs)} cells inside; {min(costs):.2f} to {max(costs):.2f}, median {median(costs):.2f}"
     return _found(band(inside, len(costs)), text)
 
 
@@ -378,8 +357,7 @@ def published_finds_nothing(
     found_k, found_a = metrics.mean_acceptance_length(c), metrics.acceptance_rate(c)
     share = c.num_accepted_tokens / c.num_output_tokens
     text = (
-        f"whole run: K {found_k:.2f}, acceptance {100 * found_a:.1f} %, {100 * share:.0f} "
-        "% of the output from drafts"
+        f"whole run: K {found_k:.2f}, acceptance {100 * found_a:.1f} %, {100 * share:.0f} % of the output from drafts"
     )
     return _found(is_true(found_k <= k and found_a <= acceptance), text)
 
@@ -393,8 +371,7 @@ def published_single_step(evidence: Evidence, base: str, test: str, percent: flo
     differ = [
         f"{name} {getattr(first, name)} / {getattr(second, name)}"
         for name in ("gpu_memory_utilization", "max_num_seqs", "num_prompts", "output_cap")
-        if None not in (getattr(first, name), getattr(second, name))
-        and getattr(first, name) != getattr(second, name)
+        if None not in (getattr(first, name), getattr(second, name)) and getattr(first, name) != getattr(second, name)
     ]
     gain = second.throughput_tok_s / first.throughput_tok_s
     same = _gains(MAIN_MODEL, "ngram", ["sonnet"])["sonnet"]
@@ -425,9 +402,7 @@ def published_staircase(evidence: Evidence, workload: str) -> list[Finding]:
     alone = published.one(campaign="SUB_074", workload=workload, method="suffix", num_prompts=500)
     last = published.one(campaign="SUB_085v2", workload=workload, method="suffix")
     speeds = [c.throughput_tok_s for c in (base, ngram, alone, last)]
-    text = (
-        " -> ".join(f"{s:,.0f}" for s in speeds) + " tok/s (vanilla, ngram, suffix eager, suffix PIECEWISE)"
-    )
+    text = " -> ".join(f"{s:,.0f}" for s in speeds) + " tok/s (vanilla, ngram, suffix eager, suffix PIECEWISE)"
     return _found(is_true(speeds == sorted(speeds)), text)
 
 
@@ -469,9 +444,7 @@ def published_eager_chat(evidence: Evidence, loss: float, gain: float) -> list[F
     pieces = published.one(campaign="SUB_085v2", workload="chat", method="suffix")
     found = [100 * (published.speedup(c) - 1) for c in (eager, pieces)]
     near = abs(found[0] - loss) <= 2 and abs(found[1] - gain) <= 2
-    return _found(
-        is_true(near), f"chat: eager {found[0]:+.1f} %, PIECEWISE {found[1]:+.1f} % (n = 1 run each)"
-    )
+    return _found(is_true(near), f"chat: eager {found[0]:+.1f} %, PIECEWISE {found[1]:+.1f} % (n = 1 run each)")
 
 
 @reanalysis
@@ -521,9 +494,7 @@ def published_chat_length(evidence: Evidence, expected: float) -> list[Finding]:
 
 
 @reanalysis
-def published_gains_close(
-    evidence: Evidence, method: str, workloads: Sequence[str], points: float
-) -> list[Finding]:
+def published_gains_close(evidence: Evidence, method: str, workloads: Sequence[str], points: float) -> list[Finding]:
     """Supported if the two gains differ by at most `points` percentage points."""
     gains = {w: 100 * (g - 1) for w, g in _gains(MAIN_MODEL, method, workloads).items()}
     text = ", ".join(f"{w} {g:+.1f} %" for w, g in gains.items())
@@ -552,20 +523,15 @@ def published_sign_by_output_cap(evidence: Evidence) -> list[Finding]:
     curves = published.speedups_by_output_cap()
     flips = [w for w, points in curves.items() if min(s for _, s in points) < 1 < max(s for _, s in points)]
     text = "; ".join(
-        f"{MAIN_MODEL} ngram {w} " + ", ".join(f"{as_percent(s)} at {cap:,}" for cap, s in curves[w])
-        for w in flips[:1]
+        f"{MAIN_MODEL} ngram {w} " + ", ".join(f"{as_percent(s)} at {cap:,}" for cap, s in curves[w]) for w in flips[:1]
     )
     return _found("refuted" if flips else "undecided", f"{text} output tokens (n = 1 run each)")
 
 
 @reanalysis
-def published_models_differ(
-    evidence: Evidence, models: Sequence[str], workload: str, method: str
-) -> list[Finding]:
+def published_models_differ(evidence: Evidence, models: Sequence[str], workload: str, method: str) -> list[Finding]:
     """Supported if the models' whole-run acceptance differs by more than a tenth."""
-    values = {
-        m: metrics.acceptance_rate(published.main_cell(workload, method, model=m).counters) for m in models
-    }
+    values = {m: metrics.acceptance_rate(published.main_cell(workload, method, model=m).counters) for m in models}
     text = ", ".join(f"{m} {100 * a:.1f} %" for m, a in values.items())
     return _found(is_true(max(values.values()) / min(values.values()) > 1.1), f"{workload} {method}: {text}")
 
@@ -585,19 +551,14 @@ def published_busy(evidence: Evidence, base: float, test: float) -> list[Finding
         for m in ("vanilla", "suffix")
     ]  # fmt: skip
     near = abs(shown[0] - base) <= 0.5 and abs(shown[1] - test) <= 0.5
-    text = (
-        f"{shown[0]:.1f} -> {shown[1]:.1f} %, start-up included; {pure[0]:.1f} -> "
-        f"{pure[1]:.1f} % while generating"
-    )
+    text = f"{shown[0]:.1f} -> {shown[1]:.1f} %, start-up included; {pure[0]:.1f} -> {pure[1]:.1f} % while generating"
     return _found(is_true(near), text)
 
 
 @reanalysis
 def published_matched_totals(evidence: Evidence, gain: float, wall: float) -> list[Finding]:
     """Supported if gain and wall time hold for the same six workloads to within three points."""
-    speed = 100 * (
-        published.total_throughput_tok_s("suffix") / published.total_throughput_tok_s("vanilla") - 1
-    )
+    speed = 100 * (published.total_throughput_tok_s("suffix") / published.total_throughput_tok_s("vanilla") - 1)
     time = 100 * (published.total_wall_s("suffix") / published.total_wall_s("vanilla") - 1)
     one = published.main_cell("sonnet", "suffix")
     alone = 100 * (one.wall_s / published.baseline(one).wall_s - 1)
@@ -648,9 +609,7 @@ def published_long_drafts(evidence: Evidence, at_least: int) -> list[Finding]:
     """Supported if a run failed that differs from a finished one in the number of drafted tokens alone, else
     undecided."""
     long = [
-        c
-        for c in published.cells()
-        if (c.num_speculative_tokens or 0) >= at_least and c.arrangement == "one-engine"
+        c for c in published.cells() if (c.num_speculative_tokens or 0) >= at_least and c.arrangement == "one-engine"
     ]
     failed = [c for c in long if c.status == "crashed"]
     alone = [
@@ -662,8 +621,7 @@ def published_long_drafts(evidence: Evidence, at_least: int) -> list[Finding]:
         )
     ]  # fmt: skip
     text = (
-        f"{len(failed)} of {len(long)} runs with at least {at_least} crashed, and it "
-        "changed the lookup range as well"
+        f"{len(failed)} of {len(long)} runs with at least {at_least} crashed, and it changed the lookup range as well"
     )
     return _found("supported" if alone else "undecided", text)
 
@@ -687,9 +645,7 @@ def published_memory_fraction(evidence: Evidence, share: float) -> list[Finding]
         low = published.one(campaign="SUB_086", workload=workload, method="vanilla")
         shifts[workload] = low.throughput_tok_s / high.throughput_tok_s
     text = ", ".join(f"{w} {as_percent(s)}" for w, s in shifts.items())
-    return _found(
-        is_true(any(abs(s - 1) >= share for s in shifts.values())), f"0.85 -> 0.80: {text} (n = 1 run each)"
-    )
+    return _found(is_true(any(abs(s - 1) >= share for s in shifts.values())), f"0.85 -> 0.80: {text} (n = 1 run each)")
 
 
 @reanalysis

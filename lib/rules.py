@@ -95,9 +95,7 @@ class Bench:
             found.setdefault((engine, r.cell.memory, r.cell.workload.reuse_prompts), []).append(r)
         return found
 
-    def records(
-        self, setting: str, workload: str | None = None, *, reused: bool | None = None
-    ) -> list[Record]:
+    def records(self, setting: str, workload: str | None = None, *, reused: bool | None = None) -> list[Record]:
         """Records of a setting of `ladder`; [] where the profile's machine cannot have it.
 
         `reused`: mixes that repeat the prompts of the single workloads (default: what the profile asks for).
@@ -159,9 +157,7 @@ class Evidence:
         """The committed records of every profile in params/, `replaced` benches standing in for those of
         their profile."""
         own = {bench.name: bench for bench in replaced}
-        names = {
-            path.stem for path in params.PARAMS.glob("*.yaml") if any(data_folder(path.stem).glob("*.json"))
-        }
+        names = {path.stem for path in params.PARAMS.glob("*.yaml") if any(data_folder(path.stem).glob("*.json"))}
         return cls(
             own[name] if name in own else Bench(params.load(name), Store(data_folder(name)))
             for name in sorted(names | set(own))
@@ -227,21 +223,37 @@ def over(a: Estimate, b: Estimate) -> Estimate:
 
 
 def drafting(records: Sequence[Record], quantity: Literal["K", "a", "tau"]) -> Estimate:
-    """K, acceptance rate or tokens per step of records pooled; intervals over prompts where the engine tells,
-    else cells."""
-    if quantity == "tau":
-        value = metrics.tokens_per_step(metrics.pooled(records))
-        cells = spread([metrics.tokens_per_step(r.counters) for r in records])
+    """K, acceptance rate or tokens per step of records pooled.
+
+    Intervals come from resampled prompts where the engine tells each request's steps, else from the spread over
+    cells.
+    """
+    if quantity == "K":
+        estimate, one = stats.mean_acceptance_length(records), metrics.mean_acceptance_length
+    elif quantity == "a":
+        estimate, one = stats.acceptance_rate(records), metrics.acceptance_rate
     else:
-        known = stats.mean_acceptance_length if quantity == "K" else stats.acceptance_rate
-        estimate = known(records)
-        if np.isfinite(estimate.low):
-            return estimate
-        value = estimate.value
-        one = metrics.mean_acceptance_length if quantity == "K" else metrics.acceptance_rate
-        cells = spread([one(r.counters) for r in records])
+        estimate, one = _tokens_per_step(records), metrics.tokens_per_step
+    if np.isfinite(estimate.low):
+        return estimate
+    cells = spread([one(r.counters) for r in records])
     half = cells.high - cells.value
-    return Estimate(value, value - half, value + half, sum(len(r.requests) for r in records))
+    requests = sum(len(r.requests) for r in records)
+    return Estimate(estimate.value, estimate.value - half, estimate.value + half, requests)
+
+
+def _tokens_per_step(records: Sequence[Record]) -> Estimate:
+    """Pooled tokens per step; the interval resamples prompts by their own output over output - accepted."""
+    value = metrics.tokens_per_step(metrics.pooled(records))
+    groups = [
+        np.array([[q.num_output_tokens, q.num_output_tokens - sum(q.accepted_per_step)] for q in r.requests])
+        for r in records
+        if r.requests and r.requests[0].accepted_per_step is not None
+    ]
+    if not groups:
+        return Estimate(value, float("nan"), float("nan"), 0)
+    e = stats.bootstrap(groups, lambda rows: float(rows[:, 0].sum() / rows[:, 1].sum()))
+    return Estimate(value, value * e.low / e.value, value * e.high / e.value, e.n)
 
 
 def band(inside: int, total: int) -> Verdict:
@@ -330,9 +342,7 @@ def measured_losses(evidence: Evidence, settings: Sequence[str]) -> list[Finding
         slow = [key for key, e in found.items() if bench.slower(e)]
         worst = min(found, key=lambda key: found[key].value)
         text = f"{len(slow)} of {len(found)} slower; {worst[0]} {_name(worst[1:])} {found[worst]}"
-        verdict = (
-            "supported" if slow else "refuted" if all(map(bench.faster, found.values())) else "undecided"
-        )
+        verdict = "supported" if slow else "refuted" if all(map(bench.faster, found.values())) else "undecided"
         findings.append(Finding(verdict, bench.name, text))
     return findings
 
@@ -365,30 +375,36 @@ def measured_mix_memory(evidence: Evidence, mix: str) -> list[Finding]:
 
 
 def mix_effect(bench: Bench, mix: str, memory: Literal["on", "off"]) -> dict[str, Estimate] | None:
-    """Tokens per step of a mix over the prediction from its parts, by seed: `fresh` prompts, and `answered`
-    ones (the study's way: the mix repeats prompts of the single workloads). None where a record lacks."""
+    """Tokens per step of a mix over the prediction from its parts: `fresh` prompts, and `answered` ones (the study's
+    way: the mix repeats prompts of the single workloads). None where a record lacks.
+
+    The interval is that of the mix and of its parts together, over prompts where the engine tells, else over seeds.
+    """
     single, repeated = ("suffix_cold", "suffix_warm") if memory == "on" else ("suffix", "suffix")
-    ratios: dict[str, list[float]] = {"fresh": [], "answered": []}
-    for key, records in (
-        ("fresh", bench.records(single, mix, reused=False)),
-        ("answered", bench.records(repeated, mix, reused=True)),
-    ):
-        for r in records:
-            parts = {
-                kind: [
-                    s.counters
-                    for s in bench.records(single, kind, reused=False)
-                    if (s.cell.workload.seed, s.cell.batch_size) == (r.cell.workload.seed, r.cell.batch_size)
-                ]
-                for kind in workloads.KINDS
-            }
-            if all(parts.values()):
-                shares = workloads.mix_counts(mix, r.cell.workload.num_prompts)
-                predicted = published.predicted_tau((shares[kind], found[0]) for kind, found in parts.items())
-                ratios[key].append(metrics.tokens_per_step(r.counters) / predicted)
-    if not all(ratios.values()):
-        return None
-    return {key: spread(values) for key, values in ratios.items()}
+    arms = {
+        "fresh": bench.records(single, mix, reused=False),
+        "answered": bench.records(repeated, mix, reused=True),
+    }
+    effects = {}
+    for arm, records in arms.items():
+        seeds = {(r.cell.workload.seed, r.cell.batch_size) for r in records}
+        parts = {
+            kind: [
+                r
+                for r in bench.records(single, kind, reused=False)
+                if (r.cell.workload.seed, r.cell.batch_size) in seeds
+            ]
+            for kind in workloads.KINDS
+        }
+        if not records or not all(parts.values()):
+            return None
+        shares = workloads.mix_counts(mix, records[0].cell.workload.num_prompts)
+        predicted = published.predicted_tau((shares[k], metrics.pooled(found)) for k, found in parts.items())
+        whole = drafting([r for found in parts.values() for r in found], "tau")
+        scale = predicted / whole.value
+        prediction = Estimate(predicted, whole.low * scale, whole.high * scale, whole.n)
+        effects[arm] = over(drafting(records, "tau"), prediction)
+    return effects
 
 
 @measurement
@@ -476,9 +492,7 @@ def _tokens(bench: Bench) -> dict[tuple, tuple[list[int], list[int]]]:
     for r in bench.text:
         trace = bench.trace(r) if r.cell.keep_tokens else None
         if trace is not None and trace.prompt_token_ids and trace.output_token_ids:
-            for index, (prompt, output) in enumerate(
-                zip(trace.prompt_token_ids, trace.output_token_ids, strict=True)
-            ):
+            for index, (prompt, output) in enumerate(zip(trace.prompt_token_ids, trace.output_token_ids, strict=True)):
                 found[(r.cell.workload, index, r.requests[index].output_hash)] = (prompt, output)
     return found
 
@@ -501,9 +515,7 @@ def memory_of_other_requests(evidence: Evidence) -> list[Finding]:
 
 
 @measurement
-def measured_best_draft_length(
-    evidence: Evidence, workload: str, best: int, others: Sequence[int]
-) -> list[Finding]:
+def measured_best_draft_length(evidence: Evidence, workload: str, best: int, others: Sequence[int]) -> list[Finding]:
     """GPU only. Refuted if another length is faster at a batch size, supported if all are slower at all."""
     findings = []
     for bench in evidence.gpus:
@@ -536,17 +548,11 @@ def suffix_limit_is_inert(evidence: Evidence, limits: Sequence[int]) -> list[Fin
             pairs = stats.pair(bench.records(f"suffix_g{limit}"), bench.records("suffix"))
             if pairs:
                 sums = np.array(
-                    [
-                        [[r.counters.num_draft_tokens, r.counters.num_accepted_tokens] for r in pair]
-                        for pair in pairs
-                    ]
+                    [[[r.counters.num_draft_tokens, r.counters.num_accepted_tokens] for r in pair] for pair in pairs]
                 ).sum(axis=0)
                 ratio = sums[0] / sums[1]
                 same.append(bool(np.abs(ratio - 1).max() <= 0.01))
-                text.append(
-                    f"{limit} over {full}: drafted {ratio[0]:.3f}, accepted "
-                    f"{ratio[1]:.3f}, {len(pairs)} cells"
-                )
+                text.append(f"{limit} over {full}: drafted {ratio[0]:.3f}, accepted {ratio[1]:.3f}, {len(pairs)} cells")
         if same:
             findings.append(Finding("refuted" if any(same) else "undecided", bench.name, "; ".join(text)))
     return findings
@@ -559,17 +565,11 @@ def no_capture_while_running(evidence: Evidence) -> list[Finding]:
     findings = []
     for bench in evidence.gpus:
         records = [
-            r
-            for r in bench.records("suffix")
-            if r.resolved and r.resolved.cudagraph_mode == "FULL_AND_PIECEWISE"
+            r for r in bench.records("suffix") if r.resolved and r.resolved.cudagraph_mode == "FULL_AND_PIECEWISE"
         ]
-        shares = [
-            s for r in records if (t := bench.trace(r)) is not None and (s := metrics.graph_mode_shares(t))
-        ]
+        shares = [s for r in records if (t := bench.trace(r)) is not None and (s := metrics.graph_mode_shares(t))]
         if shares:
-            means = {
-                m: float(np.mean([s.get(m, 0.0) for s in shares])) for m in ("FULL", "PIECEWISE", "NONE")
-            }
+            means = {m: float(np.mean([s.get(m, 0.0) for s in shares])) for m in ("FULL", "PIECEWISE", "NONE")}
             text = ", ".join(f"{m} {100 * v:.0f} %" for m, v in means.items())
             left = means["PIECEWISE"] + means["NONE"] > 0.01
             findings.append(
@@ -594,11 +594,7 @@ def _own_speedups(bench: Bench, families: Sequence[str]) -> dict[tuple, Estimate
     """Speedups of every measured setting of the families, by (setting, workload, batch size)."""
     by_setting: dict[str, list[Record]] = {}
     for r in bench.text:
-        if (
-            r.cell.engine.speculative is not None
-            and not r.cell.workload.reuse_prompts
-            and r.cell.memory != "warm"
-        ):
+        if r.cell.engine.speculative is not None and not r.cell.workload.reuse_prompts and r.cell.memory != "warm":
             by_setting.setdefault(r.cell.setting, []).append(r)
     return {
         (name, *key): ratio
@@ -694,9 +690,7 @@ def measured_step_cost(evidence: Evidence, settings: Sequence[str], low: float, 
                 f"median {median(costs):.2f}"
             )
             verdict = band(inside, len(costs)) if bench.on_gpu else "undecided"
-            findings.append(
-                Finding(verdict, bench.name, text if bench.on_gpu else f"{text} (a CPU, decides nothing)")
-            )
+            findings.append(Finding(verdict, bench.name, text if bench.on_gpu else f"{text} (a CPU, decides nothing)"))
     return findings
 
 
@@ -739,10 +733,7 @@ def measured_k_against_tau(evidence: Evidence, settings: Sequence[str]) -> list[
         if pairs:
             worst = min(pairs, key=lambda key: pairs[key][1] / pairs[key][0])
             k, tau = pairs[worst]
-            text = (
-                f"{worst[1]} {worst[0]}: K {k:.2f}, tokens per step {tau:.2f} "
-                f"{_where(bench, bench.records(*worst))}"
-            )
+            text = f"{worst[1]} {worst[0]}: K {k:.2f}, tokens per step {tau:.2f} {_where(bench, bench.records(*worst))}"
             findings.append(Finding(is_true(tau >= 0.9 * k), bench.name, text))
     return findings
 
@@ -810,12 +801,8 @@ def measured_staircase(evidence: Evidence, workload: str, ladder: Sequence[str])
     for bench in evidence.gpus:
         verdicts, text = [], []
         for before, after in itertools.pairwise(ladder):
-            for key, e in bench.speedups(
-                bench.records(after, workload), bench.records(before, workload)
-            ).items():
-                verdicts.append(
-                    "refuted" if bench.slower(e) else "supported" if bench.faster(e) else "undecided"
-                )
+            for key, e in bench.speedups(bench.records(after, workload), bench.records(before, workload)).items():
+                verdicts.append("refuted" if bench.slower(e) else "supported" if bench.faster(e) else "undecided")
                 text.append(f"{after} B={key[1]} {e.value:.2f}")
         if verdicts:
             findings.append(Finding(all_of(verdicts), bench.name, "over the step before: " + ", ".join(text)))
@@ -929,17 +916,13 @@ def output_repeats(evidence: Evidence, workload: str, source: Literal["prompt", 
     findings = []
     for bench in evidence.benches:
         rows = [
-            _repeats(prompt, output)
-            for (w, _, _), (prompt, output) in _tokens(bench).items()
-            if w.name == workload
+            _repeats(prompt, output) for (w, _, _), (prompt, output) in _tokens(bench).items() if w.name == workload
         ]
         rows = [row for row in rows if row is not None]
         if not rows:
             continue
         ours, other = (0, 1) if source == "prompt" else (1, 0)
-        lead = stats.bootstrap(
-            [np.asarray(rows)[:, [ours, other]]], lambda x: float(x[:, 0].mean() - x[:, 1].mean())
-        )
+        lead = stats.bootstrap([np.asarray(rows)[:, [ours, other]]], lambda x: float(x[:, 0].mean() - x[:, 1].mean()))
         prompt, output = np.asarray(rows).mean(axis=0)
         text = (
             f"repeats of the prompt {100 * prompt:.0f} %, of the output itself {100 * output:.0f} % "
@@ -1088,9 +1071,7 @@ def measured_tokens_per_step(evidence: Evidence, setting: str, low: float, high:
             inside = sum(low <= v <= high for v in values.values())
             text = ", ".join(f"{w} {v:.2f}" for w, v in values.items())
             where = _where(bench, bench.records(setting))
-            findings.append(
-                Finding(is_true(inside > len(values) / 2), bench.name, f"{setting}: {text} {where}")
-            )
+            findings.append(Finding(is_true(inside > len(values) / 2), bench.name, f"{setting}: {text} {where}"))
     return findings
 
 
@@ -1142,9 +1123,7 @@ def measured_both_signs(evidence: Evidence, settings: Sequence[str]) -> list[Fin
                 seen += len(at) > 1
                 up, down = ([w for w, e in at.items() if f(e)] for f in (bench.faster, bench.slower))
                 if up and down:
-                    found.append(
-                        f"{name} B={batch}: {up[0]} {at[up[0]].value:.2f}, {down[0]} {at[down[0]].value:.2f}"
-                    )
+                    found.append(f"{name} B={batch}: {up[0]} {at[up[0]].value:.2f}, {down[0]} {at[down[0]].value:.2f}")
         if seen:
             findings.append(
                 Finding(
@@ -1167,13 +1146,7 @@ def measured_vanilla_shift(evidence: Evidence, test: str, base: str, share: floa
             verdicts = [within(e, 1 - share, 1 + share) for e in found.values()]
             far = max(found, key=lambda key: abs(np.log(found[key].value)))
             verdict = (
-                "supported"
-                if "refuted" in verdicts
-                else "refuted"
-                if set(verdicts) == {"supported"}
-                else "undecided"
+                "supported" if "refuted" in verdicts else "refuted" if set(verdicts) == {"supported"} else "undecided"
             )
-            findings.append(
-                Finding(verdict, bench.name, f"{test} over {base}, largest {_name(far)}: {found[far]}")
-            )
+            findings.append(Finding(verdict, bench.name, f"{test} over {base}, largest {_name(far)}: {found[far]}"))
     return findings

@@ -14,7 +14,7 @@ from lib.cells import Cell
 from lib.params import ParamsError, Profile
 from lib.records import Store
 
-PARTS = ("01", "02", "03", "04", "05")  # 06 to 08 measure nothing of their own
+PARTS = ("01", "02", "03", "04", "05", "08")  # 06 and 07 measure nothing of their own
 
 
 class PlannedEngine(NamedTuple):

@@ -70,9 +70,7 @@ def test_wall_time_and_throughput_of_six_workloads():
 
 def test_first_step_of_the_ladder():
     base = published.one(campaign="SUB_086", workload="sonnet", method="vanilla")
-    test = max(
-        published.select(campaign="SUB_044", num_speculative_tokens=7), key=lambda cell: cell.throughput_tok_s
-    )
+    test = max(published.select(campaign="SUB_044", num_speculative_tokens=7), key=lambda cell: cell.throughput_tok_s)
     assert percent(published.speedup(test, base)) == pytest.approx(39.8, abs=0.05)
     assert published.baseline(test) == base
 
@@ -117,9 +115,7 @@ def test_identities(cell):
         assert k == pytest.approx(1 + 7 * a, abs=0.013)
 
 
-@pytest.mark.parametrize(
-    ("method", "ratios"), [("suffix", (1.27, 1.53, 1.78)), ("ngram", (0.99, 0.99, 0.99))]
-)
+@pytest.mark.parametrize(("method", "ratios"), [("suffix", (1.27, 1.53, 1.78)), ("ngram", (0.99, 0.99, 0.99))])
 def test_memory_ratios_of_the_mixes(method, ratios):
     found = [published.memory_ratio(published.MAIN_MODEL, method, mix) for mix in MIXES]
     assert found == pytest.approx(ratios, abs=0.005)
@@ -147,8 +143,7 @@ def test_sign_turns_with_the_output_cap():
 
 def test_busy_shares_as_printed():
     shown = {
-        m: sum(published.main_cell(w, m).gpu_busy_process_pct for w in WORKLOADS) / 6
-        for m in ("vanilla", "suffix")
+        m: sum(published.main_cell(w, m).gpu_busy_process_pct for w in WORKLOADS) / 6 for m in ("vanilla", "suffix")
     }
     assert shown == {"vanilla": pytest.approx(93.85, abs=0.01), "suffix": pytest.approx(73.31, abs=0.01)}
 
@@ -156,9 +151,7 @@ def test_busy_shares_as_printed():
 def test_r_is_no_constant():
     fits = published.step_cost_fits()
     assert sum(f.num_cells for f in fits.values()) == 48
-    costs = [
-        r for by_model in published.step_costs().values() for pairs in by_model.values() for _, r in pairs
-    ]
+    costs = [r for by_model in published.step_costs().values() for pairs in by_model.values() for _, r in pairs]
     assert sum(1.25 <= r <= 1.40 for r in costs) == 1
     assert all(f.r_squared > 0.9 and f.slope > 0.2 for f in fits.values())
 
