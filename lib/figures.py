@@ -643,22 +643,26 @@ def break_even_by_size(points: Sequence, published: Sequence, title: str, gamma:
             if family == next(e.family for e in points if e.batch == batch):
                 left.annotate(f"B={batch}", (x[-1], y[-1]), xytext=(6, -3), textcoords="offset points", fontsize=7.5,
                               color=shades[batch])  # fmt: skip
-    told = {"as captured": "drafts as captured: FULL graph", "other length": "another length: PIECEWISE", "no graphs": "no graphs"}
+    told = {
+        "as captured": "drafts as captured: FULL graph", "other length": "another length: PIECEWISE",
+        "no graphs": "no graphs",
+    }  # fmt: skip
     for family in families:
         left.plot([], [], looks[family], color="#262626", label=told[family])
     if any(e.mode == "NONE" and e.family != "no graphs" for e in points):
-        left.plot([], [], "o", markerfacecolor="white", color="#262626", markersize=3.8, label="above the largest graph")
+        left.plot([], [], "o", markerfacecolor="white", color="#262626", markersize=4, label="above the largest graph")
     for method in ("ngram", "suffix"):
         known = [q for q in published if q.method == method and np.isfinite(q.tau)]
         left.plot([q.parameters_b for q in known], [q.tau for q in known], marker_of(method), color=colour_of(method),
                   markersize=4, alpha=0.45, linestyle="none", label=f"tau as published, {method}")  # fmt: skip
     _by_size(left, f"tokens per step to break even, {gamma} drafted")
-    _log_ticks(left, (1, 2, 4, 8, 16))
+    _log_ticks(left, (1, 2, 4, 8, 16, 32))
     left.legend(fontsize=7, loc="upper left")
     same: dict[tuple, list[float]] = {}
     for q in published:
         same.setdefault((q.parameters_b, q.workload, q.method), []).append(q.speedup)
-        right.plot([q.parameters_b], [q.speedup], marker_of(q.method), color=colour_of(q.method), markersize=4, alpha=0.6)
+        marker, colour = marker_of(q.method), colour_of(q.method)
+        right.plot([q.parameters_b], [q.speedup], marker, color=colour, markersize=4, alpha=0.6)
     for (size, _, method), values in same.items():
         right.plot([size] * len(values), values, "-", color=colour_of(method), linewidth=0.6, alpha=0.5, zorder=1)
     right.axvspan(7.62, 13.9, color="#EFEFEF", zorder=0)
@@ -688,7 +692,8 @@ def busy_ladder(rungs: Mapping[str, object], causes: Sequence, title: str) -> Fi
             ("energy [mJ / token]", lambda r: 1000 * (r.joules_per_token or np.nan), ".0f"),
         ]
     number = len(columns) + gpu
-    figure, axes = new(title, ncols=number, width=2.3 + 1.65 * number, height=0.9 + 0.36 * max(len(rungs), 4), sharey=True)
+    height = 0.9 + 0.36 * max(len(rungs), 4)
+    figure, axes = new(title, ncols=number, width=2.3 + 1.65 * number, height=height, sharey=True)
     names = list(rungs)
     for ax, (label, value, spec) in zip(axes, columns, strict=False):
         numbers = [value(rungs[name]) for name in names]
@@ -710,7 +715,7 @@ def busy_ladder(rungs: Mapping[str, object], causes: Sequence, title: str) -> Fi
             ax.annotate(f"{cause.points:+.0f}", (max(start.values()), position), xytext=(3, 0), fontsize=7.5,
                         textcoords="offset points", va="center")  # fmt: skip
         ax.axvline(0, color="#888888", linewidth=0.9)
-        ax.set_xlabel("points against the rung before:\nred from gaps, blue from kernels", fontsize=7.5)
+        ax.set_xlabel("points against the rung before\n(drafters: null), red from gaps,\nblue from kernels", fontsize=7.5)
         ax.margins(x=0.2)
     axes[0].set_yticks(range(len(names)), [label_of(n) for n in names])
     axes[0].invert_yaxis()

@@ -15,7 +15,7 @@ With V = B (1 + gamma), a drafter pays if its tokens per step exceed `break_even
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -169,7 +169,17 @@ class Row(Frozen):
     gamma: int | None = None  # drafted tokens asked for; None without a drafter
     uneven: bool = False
     num_speculative_tokens: int | None = None  # what the engine's graphs were captured for
+    graphs: bool = True  # whether the engine has CUDA graphs at all
     parameters_b: float | None = None  # billions
+
+    @property
+    def family(self) -> str:
+        """Drafts of just the length that the FULL graph was captured for, of another length, or no graphs."""
+        if not self.graphs:
+            return "no graphs"
+        return (
+            "as captured" if self.gamma == self.num_speculative_tokens and not self.uneven else "other length"
+        )
 
     @property
     def estimate(self) -> Estimate:
@@ -235,6 +245,7 @@ def rows(record: Record, trace: Trace) -> list[Row]:
                 step_ms=middle, low_ms=low, high_ms=high, num_steps=len(at), gamma=cell.draft_tokens,
                 uneven=cell.uneven, parameters_b=parameters_b(record),
                 num_speculative_tokens=speculative.num_speculative_tokens if speculative else None,
+                graphs=not eager,
             )
         )  # fmt: skip
     return found
@@ -278,28 +289,30 @@ class BreakEven(NamedTuple):
     parameters_b: float | None
     batch: int
     gamma: int
-    mode: str  # of the step with drafts
+    family: str  # as `Row.family`
+    mode: str  # graph mode that the steps with drafts were dispatched with
     tokens: Estimate
 
 
 def break_evens(rows: Iterable[Row]) -> list[BreakEven]:
-    """Even drafts over vanilla as shipped: every model, batch size, length from one on, and graph mode."""
+    """Even drafts over vanilla as shipped: every model, batch size, length from one on, and family."""
     rows = list(rows)
     found: dict[tuple, BreakEven] = {}
     for model, own in by_model(rows).items():
         for test in own:
             base = find(own, setting="vanilla", batch=test.batch)
             if test.setting == "walking" and test.gamma and not test.uneven and base is not None:
-                key = (model, test.batch, test.gamma, test.mode)
+                key = (model, test.batch, test.gamma, test.family)
                 held = found.get(key)
                 if held is None or test.num_steps > held.tokens.n:
-                    found[key] = BreakEven(model, test.parameters_b, *key[1:], ratio(test, base))
+                    found[key] = BreakEven(model, test.parameters_b, *key[1:], test.mode, ratio(test, base))
     return sorted(found.values(), key=lambda e: (e.parameters_b or 0.0, *e[2:5]))
 
 
 class Leverage(NamedTuple):
     """How far one factor moves the break-even from its lowest to its highest level, all else held fixed."""
 
+    family: str
     factor: str
     lowest: str
     highest: str
@@ -308,35 +321,51 @@ class Leverage(NamedTuple):
     largest: float
     n: int
 
+    @property
+    def strength(self) -> float:
+        """The ratio, turned over where the factor lowers the break-even: at least 1."""
+        return max(self.ratio, 1 / self.ratio)
+
+
+_FACTORS: dict[str, tuple[Callable, Callable, Callable]] = {  # level, what is held fixed, label of the level
+    "model size": (lambda e: e.parameters_b, lambda e: (e.batch, e.gamma), lambda e: e.model),
+    "batch size": (lambda e: e.batch, lambda e: (e.model, e.gamma), lambda e: str(e.batch)),
+    "draft length": (lambda e: e.gamma, lambda e: (e.model, e.batch), lambda e: str(e.gamma)),
+    "leaving the FULL graph": (
+        lambda e: {"FULL": 0, "PIECEWISE": 1}.get(e.mode),
+        lambda e: (e.model, e.batch, e.gamma),
+        lambda e: e.mode,
+    ),
+}
+
+
+def _moved(points: Sequence[BreakEven], factor: str, family: str) -> Leverage | None:
+    level, others, label = _FACTORS[factor]
+    known = [e for e in points if level(e) is not None]
+    lowest, highest = min(known, key=level, default=None), max(known, key=level, default=None)
+    if lowest is None or level(lowest) == level(highest):
+        return None
+    ends = [{others(e): e.tokens.value for e in known if level(e) == level(end)} for end in (lowest, highest)]
+    ratios = [ends[1][key] / value for key, value in ends[0].items() if key in ends[1]]
+    if not ratios:
+        return None
+    spread = (float(np.median(ratios)), min(ratios), max(ratios), len(ratios))
+    return Leverage(family, factor, label(lowest), label(highest), *spread)
+
 
 def leverage(points: Sequence[BreakEven]) -> list[Leverage]:
-    """Leverage of model size, batch size, draft length and graph mode (FULL to PIECEWISE), the strongest
-    first.
+    """What model size, batch size and draft length do within each family, and leaving the FULL graph between them.
 
-    A comparison spans the whole measured range of its factor; incomplete ones are left out.
+    Strongest first in each family. A comparison spans the family's whole measured range of its factor;
+    incomplete ones are left out. A larger batch may leave the graphs behind: that is part of what it does.
     """
-    order = {"FULL": 0, "PIECEWISE": 1}
-    factors = {
-        "model size": (lambda e: e.parameters_b, lambda e: (e.batch, e.gamma, e.mode), lambda e: e.model),
-        "batch size": (lambda e: e.batch, lambda e: (e.model, e.gamma, e.mode), lambda e: str(e.batch)),
-        "draft length": (lambda e: e.gamma, lambda e: (e.model, e.batch, e.mode), lambda e: str(e.gamma)),
-        "graph mode": (lambda e: order.get(e.mode), lambda e: (e.model, e.batch, e.gamma), lambda e: e.mode),
-    }
     found = []
-    for name, (level, others, label) in factors.items():
-        known = [e for e in points if level(e) is not None]
-        if not known:
-            continue
-        lowest, highest = min(known, key=level), max(known, key=level)
-        ends = {
-            end: {others(e): e.tokens.value for e in known if level(e) == level(extreme)}
-            for end, extreme in (("low", lowest), ("high", highest))
-        }
-        ratios = [ends["high"][key] / value for key, value in ends["low"].items() if key in ends["high"]]
-        if level(lowest) != level(highest) and ratios:
-            spread = (float(np.median(ratios)), min(ratios), max(ratios), len(ratios))
-            found.append(Leverage(name, label(lowest), label(highest), *spread))
-    return sorted(found, key=lambda x: -abs(np.log(x.ratio)))
+    for family in sorted({e.family for e in points}):
+        own = [e for e in points if e.family == family]
+        moved = [_moved(own, factor, family) for factor in list(_FACTORS)[:3]]
+        found += sorted((x for x in moved if x is not None), key=lambda x: -x.strength)
+    between = _moved(points, "leaving the FULL graph", "all")
+    return found + ([between] if between is not None else [])
 
 
 class Tax(NamedTuple):

@@ -235,37 +235,48 @@ def test_ratio_carries_both_intervals():
 
 
 def test_break_evens_come_from_medians():
-    rows = [*vanilla(), *grid(), row(4, 7, mode="FULL", step_ms=13.0), row(4, 7, uneven=True, step_ms=99.0)]
-    points = {(e.batch, e.gamma, e.mode): e.tokens.value for e in steptime.break_evens(rows)}
-    assert points[4, 3, "NONE"] == pytest.approx(19 / 13)
-    assert points[4, 7, "FULL"] == pytest.approx(1.0)
-    assert len(points) == 3 * 3 + 1  # nothing drafted is the ladder's business
+    rows = [
+        *vanilla(),
+        *grid(graphs=False),
+        row(4, 7, mode="FULL", step_ms=13.0),
+        row(4, 7, mode="PIECEWISE", step_ms=39.0, num_speculative_tokens=12),
+        row(4, 7, uneven=True, step_ms=99.0),
+    ]
+    points = {(e.batch, e.gamma, e.family): e.tokens.value for e in steptime.break_evens(rows)}
+    assert points[4, 3, "no graphs"] == pytest.approx(19 / 13)
+    assert points[4, 7, "as captured"] == pytest.approx(1.0)
+    assert points[4, 7, "other length"] == pytest.approx(3.0)
+    assert len(points) == 3 * 3 + 2  # nothing drafted is the ladder's business, uneven drafts the dispatch's
     assert steptime.break_evens(grid()) == []
 
 
 def test_leverage_by_hand():
-    rows = [*vanilla(), *grid()]
+    rows = [*vanilla(), *grid(graphs=False)]
     found = {x.factor: x for x in steptime.leverage(steptime.break_evens(rows))}
     assert set(found) == {"batch size", "draft length"}
     # gamma 7 over 1: batch 1: 14.25 / 11.25, batch 4: 27 / 15, batch 8: 44 / 20
     assert found["draft length"].ratio == pytest.approx(27 / 15)
-    assert (found["draft length"].smallest, found["draft length"].largest) == pytest.approx(
-        (14.25 / 11.25, 44 / 20)
-    )
-    assert (found["batch size"].lowest, found["batch size"].highest, found["batch size"].n) == ("1", "8", 3)
+    low, high = found["draft length"].smallest, found["draft length"].largest
+    assert (low, high) == pytest.approx((14.25 / 11.25, 44 / 20))
+    batch = found["batch size"]
+    assert (batch.family, batch.lowest, batch.highest, batch.n) == ("no graphs", "1", "8", 3)
+    assert batch.strength == batch.ratio > 1
 
 
-def test_leverage_of_size_and_graph_mode():
-    small = [
-        r.model_copy(update={"model": "s", "parameters_b": 0.1}) for r in (*vanilla(), *grid(mode="FULL"))
-    ]
+def test_leverage_of_size_and_of_leaving_the_graph():
+    captured = [r for r in grid(mode="FULL") if r.gamma == 7]
+    other = grid(mode="PIECEWISE", law=(20.0, 0.5, 0.25), num_speculative_tokens=12)
+    small = [r.model_copy(update={"model": "s", "parameters_b": 0.1}) for r in (*vanilla(), *captured)]
     large = [
-        r.model_copy(update={"model": "l", "parameters_b": 70.0})
-        for r in (*vanilla(), *grid(mode="FULL"), *grid(mode="PIECEWISE", law=(20.0, 0.5, 0.25)))
+        r.model_copy(update={"model": "l", "parameters_b": 70.0}) for r in (*vanilla(), *captured, *other)
     ]
-    found = {x.factor: x for x in steptime.leverage(steptime.break_evens(small + large))}
-    assert found["model size"].ratio == pytest.approx(1.0) and found["model size"].highest == "l"
-    assert found["graph mode"].ratio > 1 and found["graph mode"].highest == "PIECEWISE"
+    found = {(x.family, x.factor): x for x in steptime.leverage(steptime.break_evens(small + large))}
+    size = found["as captured", "model size"]
+    assert (size.ratio, size.lowest, size.highest, size.n) == (pytest.approx(1.0), "s", "l", 3)
+    left = found["all", "leaving the FULL graph"]
+    # gamma 7, batch 1, 4, 8: 24.25 / 14.25, 37 / 27, 54 / 44
+    assert (left.lowest, left.highest) == ("FULL", "PIECEWISE")
+    assert (left.ratio, left.largest) == (pytest.approx(37 / 27), pytest.approx(24.25 / 14.25))
 
 
 # ---- the grid as cells
