@@ -2,9 +2,10 @@
 
 Measure side:  params -> cells, ladder -> corpus, models, workloads -> engines (starts `worker`, the only importer of vLLM)
 Replay side:   records -> metrics -> stats -> figures; neither vLLM nor a GPU is needed
-On top:        steptime (the law), replay (drafters over recorded streams), recommend (law + replay -> a setting),
+On top:        steptime (the law), busy (the GPU's busy share, split), replay (drafters over recorded streams), recommend (law + replay -> a setting),
                published and claims (the article's data and its ledger), sweep (many engine cells, many GPUs)
-Leaves:        drafters (loaded inside the engine by vLLM's `custom_class`), monitor (NVML, psutil)
+Leaves:        shapes (architectures without weights), drafters (loaded inside the engine by vLLM's `custom_class`),
+               monitor (NVML, psutil)
 
 Start reading at `cells` (what an engine cell is), then `records` (what a measurement holds), then `engines.measure`.
 `python -m lib --help` lists the commands.

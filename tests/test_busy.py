@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib import busy
+from lib import busy, figures
 from lib.cells import Cell, Engine, Workload
 from lib.records import Counters, Monitor, Provenance, Record, Store, Trace
 
@@ -90,3 +90,24 @@ def test_causes_step_over_a_missing_rung(store):
     )  # fmt: skip
     causes = busy.causes(found)
     assert [(c.rung, round(c.points)) for c in causes] == [("null", -30), ("ngram", -10)]
+
+
+def texts(figure):
+    return [t.get_text() for t in figure.findobj(lambda a: hasattr(a, "get_text"))]
+
+
+def test_figure_06_leaves_gpu_columns_out_where_there_is_no_gpu(store):
+    cells = [record("vanilla", 1.0, 100, 200), record("null", 2.0, 100, 200)]
+    labels = texts(figures.busy_ladder(busy.rungs(cells, store, 2), [], "t"))
+    assert "CPU of the engine [%]" in labels and not any("busy" in label for label in labels)
+    cells = [
+        record("vanilla", 1.0, 100, 200, busy_pct=90.0, energy_j=1.0),
+        record("null", 2.0, 100, 200, busy_pct=40.0, energy_j=1.0),
+    ]
+    found = busy.rungs(cells, store, 2)
+    labels = texts(figures.busy_ladder(found, busy.causes(found), "t"))
+    assert "GPU busy share [%]" in labels and "-50" in labels and "null drafter" in labels
+
+
+def test_figure_06_without_a_record_is_empty_and_no_error():
+    assert figures.busy_ladder({}, [], "t").axes

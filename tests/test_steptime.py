@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lib import engines, params, shapes, steptime
+from lib import engines, figures, params, shapes, steptime
 from lib.cells import Cell, Engine, Model, Workload, engine_key
 from lib.params import Profile, StepTime
 from lib.records import Provenance, Record, Resolved, Trace
@@ -277,6 +277,15 @@ def test_leverage_of_size_and_of_leaving_the_graph():
     # gamma 7, batch 1, 4, 8: 24.25 / 14.25, 37 / 27, 54 / 44
     assert (left.lowest, left.highest) == ("FULL", "PIECEWISE")
     assert (left.ratio, left.largest) == (pytest.approx(37 / 27), pytest.approx(24.25 / 14.25))
+
+
+def test_figure_05_has_a_line_a_batch_and_family():
+    rows = [*vanilla(), *grid(mode="FULL"), *grid(mode="PIECEWISE", num_speculative_tokens=12)]
+    points = steptime.break_evens(r.model_copy(update={"parameters_b": 0.5}) for r in rows)
+    figure = figures.break_even_by_size(points, steptime.published_points(), "t", 7)
+    texts = {t.get_text() for t in figure.findobj(lambda artist: hasattr(artist, "get_text"))}
+    assert {"B=1", "B=4", "B=8", "published\nboundary", "another length: PIECEWISE"} <= texts
+    assert figures.break_even_by_size([], [], "t", 7).axes
 
 
 # ---- the grid as cells
