@@ -46,22 +46,19 @@ def streams(num_tokens: int) -> Iterator[Stream]:
 def main(longest: int = 1_000_000) -> None:
     for speculative in SETTINGS.values():  # compiles outside the timing
         Simulation(speculative, max_num_seqs=BATCH).run(streams(3000))
-    print(
-        f"{'setting':20} {'log, tokens':>12} {'tokens/s':>10} {'M tokens/min':>13} {'growth':>7} {'tau':>5} {'peak GB':>8}"
-    )
+    head = ("log, tokens", "tokens/s", "M tokens/min", "growth", "tau", "peak GB")
+    print(f"{'setting':20} " + " ".join(f"{word:>12}" for word in head))
     for name, speculative in SETTINGS.items():
         before, length = None, 10_000
         while length <= longest:
             done = Simulation(speculative, max_num_seqs=BATCH).run(streams(length))
             count = done.counters.num_output_tokens
             each = done.wall_s / count
-            growth = f"{each / before:7.2f}" if before else f"{'-':>7}"
+            growth = f"{each / before:.2f}" if before else "-"
             tau = count / done.counters.num_request_steps
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-            print(
-                f"{name:20} {count:12,} {1 / each:9,.0f} {60e-6 / each:12.1f} {growth} {tau:5.2f} {peak:8.2f}",
-                flush=True,
-            )
+            row = (f"{count:,}", f"{1 / each:,.0f}", f"{60e-6 / each:.1f}", growth, f"{tau:.2f}", f"{peak:.2f}")
+            print(f"{name:20} " + " ".join(f"{word:>12}" for word in row), flush=True)
             before, length = each, length * 10
 
 
