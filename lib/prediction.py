@@ -12,8 +12,11 @@ contexts) come from runs with real prompts in the same folder of records, where 
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -30,6 +33,7 @@ from lib.steptime import Law, Regime
 PAYS, NOT, CLOSE = "pays", "does not pay", "too close to call"
 NUM_RESAMPLES = 500
 MAX_CAPTURED = 512  # tokens of the largest CUDA graph that vLLM captures by default
+POOL_FROM = 4_000_000  # tokens to replay from which several processes are started
 OUTSIDE = 0.05  # share of decode time outside the measured grid beyond which no verdict is given
 
 
@@ -449,6 +453,41 @@ def break_even_grid(costs: Costs, batches: Sequence[int], lengths: Sequence[int]
     return tau
 
 
+_shared: list[Stream] = []  # of a replaying process
+
+
+def _share(streams: list[Stream]) -> None:
+    _shared[:] = streams
+
+
+class _Job(NamedTuple):
+    """One replay: a setting at a batch size."""
+
+    speculative: Speculative | None
+    batch_size: int
+    runner: Literal["V1", "V2"]
+    max_model_len: int
+
+    def run(self, streams: Sequence[Stream] | None = None) -> Replayed:
+        simulation = Simulation(
+            self.speculative, max_num_seqs=self.batch_size, runner=self.runner, max_model_len=self.max_model_len
+        )
+        return simulation.run(_shared if streams is None else streams)
+
+
+def _replays(jobs: Sequence[_Job], streams: Sequence[Stream], progress: bool) -> list[Replayed]:
+    """Run jobs, over all cores where there is enough to do to pay for starting processes."""
+    work = len(jobs) * sum(s.num_output_tokens for s in streams)
+    processes = min(os.cpu_count() or 1, len(jobs)) if work > POOL_FROM else 1
+    bar = {"total": len(jobs), "desc": "replay", "unit": "setting", "disable": not progress, "file": sys.stderr}
+    if processes == 1:
+        return [job.run(streams) for job in tqdm(jobs, **bar)]
+    # not forked: numba's and tqdm's threads do not survive a fork
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, _share, (list(streams),)) as pool:
+        return list(tqdm(pool.map(_Job.run, jobs), **bar))
+
+
 def rank(
     streams: Sequence[Stream],
     costs: Costs,
@@ -460,19 +499,16 @@ def rank(
 ) -> list[Prediction]:
     """Predictions of every setting at every batch size, best first within a batch size."""
     longest = max(len(s.prompt_token_ids) + len(s.output_token_ids) for s in streams)
-    limits = {"max_model_len": max_model_len or longest + 128}
-
-    def run(speculative: Speculative | None, batch: int, label: str) -> Replayed:
-        simulation = Simulation(speculative, max_num_seqs=batch, runner=costs.runner, **limits)
-        return simulation.run(streams, progress=label if progress else "")
-
+    limit = max_model_len or longest + 128  # room for drafts: nobody is near the model's length
+    asked = [(name, batch) for batch in batch_sizes for name in {"": None, **settings}]
+    jobs = [_Job(settings.get(name), batch, costs.runner, limit) for name, batch in asked]
+    replayed = dict(zip(asked, _replays(jobs, streams, progress), strict=True))
     found = []
     for batch in batch_sizes:
-        base = run(None, batch, f"vanilla, batch {batch}")
-        ranked = []
-        for name, speculative in settings.items():
-            test = base if speculative is None else run(speculative, batch, f"{name}, batch {batch}")
-            ranked.append(predict(name, speculative, test, base, costs, batch))
+        ranked = [
+            predict(name, speculative, replayed[name, batch], replayed["", batch], costs, batch)
+            for name, speculative in settings.items()
+        ]
         found += sorted(ranked, key=lambda p: -p.speedup.value)
     return found
 

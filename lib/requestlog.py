@@ -123,8 +123,6 @@ def _request_of(entry: Mapping, tokenizer: Any, vocab_size: int | None) -> Strea
     if "prompt_token_ids" in entry or "output_token_ids" in entry:
         prompt = _ids(entry, "prompt_token_ids", vocab_size)
         return stream(prompt, _ids(entry, "output_token_ids", vocab_size))
-    if tokenizer is None:
-        raise _Line("holds text, allowed without a tokenizer: prompt_token_ids and output_token_ids")
     messages, completion = entry.get("messages"), entry.get("completion")
     if messages is not None:
         if not (isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages)):
@@ -133,6 +131,8 @@ def _request_of(entry: Mapping, tokenizer: Any, vocab_size: int | None) -> Strea
             messages, completion = messages[:-1], messages[-1].get("content")
     if not isinstance(completion, str) or not completion:
         raise _Line("completion is missing, allowed: text in 'completion', or a last turn by the assistant")
+    if tokenizer is None:
+        raise _Line("holds text, allowed without a tokenizer: prompt_token_ids and output_token_ids")
     try:
         if messages is not None:
             prompt = tokenizer.apply_chat_template(

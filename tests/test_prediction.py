@@ -77,6 +77,28 @@ def test_the_laws_error_widens_the_interval():
     assert unsure.speedup.high - unsure.speedup.low > 5 * (sure.speedup.high - sure.speedup.low)
 
 
+def test_several_processes_give_the_same_predictions(monkeypatch):
+    alone = rank_one(hand_made())
+    monkeypatch.setattr(prediction, "POOL_FROM", 0)
+    assert rank_one(hand_made()) == alone
+
+
+def test_traffic_and_the_best_setting_at_a_constant_batch():
+    menu = {"vanilla": None, "ngram": NGRAM}
+    found = prediction.traffic(PERIODIC, menu, 2)
+    assert found["vanilla"] == prediction.Traffic(1.0, 0.0, True)
+    assert found["ngram"] == prediction.Traffic(2.5, 1.5, True)
+    best = prediction.best_steady(found, 2, hand_made())
+    assert (best.setting, best.inside) == ("ngram", True)
+    assert best.speedup == pytest.approx(2.5 * 10 / 12)
+
+
+def test_the_break_even_grid_is_r_and_empty_outside_the_law():
+    tau = prediction.break_even_grid(hand_made((10.0, 1.0), (12.0, 0.5)), [2, 1000], [3])
+    assert tau[0, 0] == pytest.approx((12 + 0.5 * 8) / 12)
+    assert np.isnan(tau[0, 1])
+
+
 def test_one_request_or_an_untested_law_gives_no_verdict():
     assert rank_one(hand_made(), PERIODIC[:1], 1)["ngram"].verdict == CLOSE
     assert rank_one(hand_made(error=None))["ngram"].verdict == CLOSE
