@@ -93,13 +93,12 @@ class _Timed(NamedTuple):
         return float(sum(part.sum() for part in self.parts.values()))
 
 
-def _modes(law: Law, steps: Mapping[str, np.ndarray], verified: np.ndarray) -> np.ndarray:
-    """The graph mode of each step: FULL if uniform and captured, else PIECEWISE, NONE beyond the largest
-    graph.
+def _modes(law: Law, steps: Mapping[str, np.ndarray], verified: np.ndarray, piecewise: bool = False) -> np.ndarray:
+    """The graph mode of each step: FULL if uniform and captured, else PIECEWISE, NONE beyond the largest graph.
 
-    A mode without a law is replaced by the law's nearest one.
+    piecewise: the engine has no FULL graphs. A mode without a law is replaced by the law's nearest one.
     """
-    wanted = np.where(steps["uniform"] > 0, "FULL", "PIECEWISE")
+    wanted = np.where((steps["uniform"] > 0) & (not piecewise), "FULL", "PIECEWISE")
     wanted = np.where(verified > MAX_CAPTURED, "NONE", wanted)
     nearest = {
         "FULL": ("FULL", "PIECEWISE", "NONE"), "PIECEWISE": ("PIECEWISE", "NONE", "FULL"),
@@ -118,7 +117,7 @@ def _outside(regime: Regime, batch: np.ndarray, verified: np.ndarray) -> np.ndar
     return found
 
 
-def time_steps(replayed: Replayed, law: Law, costs: Costs, drafter: str) -> _Timed:
+def time_steps(replayed: Replayed, law: Law, costs: Costs, drafter: str, piecewise: bool = False) -> _Timed:
     """Step times of a replay under a law."""
     steps = replayed.steps
     decoding = steps["running"] - steps["prefills"]
@@ -130,7 +129,7 @@ def time_steps(replayed: Replayed, law: Law, costs: Costs, drafter: str) -> _Tim
         "extra": costs.extra(drafter, steps["running"]),
     }
     errors = {"prompt": 0.0, "extra": 0.0}
-    modes, beyond = _modes(law, steps, verified), 0.0
+    modes, beyond = _modes(law, steps, verified, piecewise), 0.0
     for mode in sorted(set(modes)):
         regime = law.regime(mode)
         at = modes == mode
@@ -355,10 +354,15 @@ def predict(
     base: Replayed,
     costs: Costs,
     batch_size: int,
+    *,
+    piecewise: bool = False,
 ) -> Prediction:
-    """The prediction for one setting from its replay and the plain run's, both at `batch_size`."""
+    """The prediction for one setting from its replay and the plain run's, both at `batch_size`.
+
+    piecewise: the setting's engine has no FULL graphs.
+    """
     name = drafter_of(speculative)
-    timed = time_steps(test, costs.drafter if speculative else costs.vanilla, costs, name)
+    timed = time_steps(test, costs.drafter if speculative else costs.vanilla, costs, name, piecewise)
     plain = time_steps(base, costs.vanilla, costs, "vanilla")
     throughput, speedup = compare(timed, plain)
     if speculative is None:
@@ -554,7 +558,9 @@ def comparisons(all_records: Sequence[Record], store: Store, *, progress: bool =
     """
     good = [r for r in all_records if r.status == "ok" and not is_grid(r)]
     plain = [r for r in good if r.cell.setting == "vanilla" and has_tokens(r, store)]
-    tests = [r for r in good if _replayable(r.cell.engine.speculative)]
+    # the laws know the graph modes that vLLM chooses by itself, not those that a cell forces upon every step
+    chosen = (None, "PIECEWISE", "FULL_AND_PIECEWISE")
+    tests = [r for r in good if r.cell.engine.cudagraph_mode in chosen and _replayable(r.cell.engine.speculative)]
     engines: dict[str, list[Record]] = {}
     for r in sorted(tests, key=lambda r: r.order):
         engines.setdefault(engine_key(r.cell), []).append(r)
@@ -585,7 +591,13 @@ def comparisons(all_records: Sequence[Record], store: Store, *, progress: bool =
             if base.cell_id not in bases:
                 bases[base.cell_id] = run_cell(base.cell, streams, base)
             prediction = predict(
-                r.cell.setting, r.cell.engine.speculative, test, bases[base.cell_id], costs, r.cell.batch_size
+                r.cell.setting,
+                r.cell.engine.speculative,
+                test,
+                bases[base.cell_id],
+                costs,
+                r.cell.batch_size,
+                piecewise=r.resolved is not None and r.resolved.cudagraph_mode == "PIECEWISE",
             )
             found.append(Comparison(r, prediction, stats.speedup([r], [base])))
     return found
