@@ -107,6 +107,30 @@ def _draft_ngram(tokens, num_tokens, min_n, max_n, latest, most):
     return drafted, matched
 
 
+class Sources(NamedTuple):
+    """Accepted draft tokens by where the ngram drafter copied them from: the prompt, or what was generated before."""
+
+    prompt: int
+    output: int
+
+
+def ngram_sources(streams: Iterable[Stream], min_n: int, max_n: int, gamma: int) -> Sources:
+    """Where the accepted tokens of runner V1's ngram drafter come from, each request on its own."""
+    prompt = output = 0
+    for source in streams:
+        tokens = np.concatenate([source.prompt_token_ids, source.output_token_ids])
+        num_prompt = len(source.prompt_token_ids)
+        place, end = num_prompt + 1, num_prompt + source.num_output_tokens
+        while place < end:
+            _, matched = _draft_ngram(tokens, place, min_n, max_n, False, gamma)
+            if matched:
+                start = find_ngram(tokens, place, min_n, max_n, False)
+                of_prompt = min(max(num_prompt - start, 0), matched)
+                prompt, output = prompt + of_prompt, output + matched - of_prompt
+            place += matched + 1
+    return Sources(prompt, output)
+
+
 class _Request:
     """A request's place in its stream. `num_tokens`: prompt and output so far, accepted drafts included."""
 

@@ -163,6 +163,13 @@ def test_accepted_drafts_count_before_the_output_is_cut():
     assert done.counters.num_accepted_tokens == 3
 
 
+def test_accepted_drafts_are_told_by_their_source():
+    # 7 8 are copied from the prompt and 9 from the output
+    assert replay.ngram_sources([PERIODIC], 2, 5, 3) == replay.Sources(prompt=2, output=1)
+    alone = replay.stream([1, 2, 3], [4, 5, 6, 4, 5, 6, 4, 5, 6])
+    assert replay.ngram_sources([alone], 2, 5, 3).prompt == 0
+
+
 def test_without_speculation_every_step_emits_one_token():
     done = run([PERIODIC])
     assert done.counters.num_request_steps == 5
