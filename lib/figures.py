@@ -350,10 +350,10 @@ def speedup_by_batch(curves: Mapping[str, Mapping[int, object]], title: str) -> 
 
 
 def memory_effect(study: Mapping, measured: Mapping, title: str) -> Figure:
-    """Tokens per step of a mix over what its parts predict: the study's cells (left), measured here (right).
+    """What a suffix drafter's memory does to a mix: the study's cells (left), measured here (right).
 
-    study[drafter][mix]: the ratio by model, the study's main model first. measured[arm][mix]: stats.Estimate
-    or None; an arm is memory and prompts: `off fresh`, `off answered`, `on fresh`, `on answered`.
+    study[drafter][mix]: tokens per step over what the mix's parts predict, by model, the study's main model first.
+    measured[prompts][mix]: tokens per step, memory on over off, stats.Estimate or None; prompts: fresh, answered.
     """
     figure, axes = new(title, ncols=2, width=7.6, height=3.8, sharey=True)
     mixes = list(next(iter(study.values())))
@@ -367,32 +367,27 @@ def memory_effect(study: Mapping, measured: Mapping, title: str) -> Figure:
             axes[0].plot(xs[1:], others, marker, color=colour, alpha=0.35, markersize=5)
             axes[0].plot(xs[:1], [value], marker, color=colour, markersize=7, label=label)
             axes[0].annotate(f"{value:.2f}", (xs[0], value), xytext=(-4, 4), ha="right", **small)
-    for index, (arm, by_mix) in enumerate(measured.items()):
-        memory, prompts = arm.split()
-        marker, colour = ("^", COLOURS["suffix"]) if memory == "on" else ("v", COLOURS["null"])
-        fill = colour if prompts == "answered" else "white"
-        label = f"memory {memory}, {prompts}"
+    looks = {"fresh": (-0.1, "white", "fresh prompts"), "answered": (0.1, COLOURS["suffix"], "answered before")}
+    for prompts, by_mix in measured.items():
+        side, fill, label = looks[prompts]
         for position, mix in enumerate(mixes):
             if by_mix.get(mix) is None:
                 continue
-            e, x = by_mix[mix], position + 0.16 * (index - 1.5)
+            e, x, colour = by_mix[mix], position + side, COLOURS["suffix"]
             axes[1].errorbar([x], [e.value], yerr=error_bars(*e[:3]), color=colour, linewidth=0.9, capsize=2)
-            axes[1].plot([x], [e.value], marker, color=colour, markerfacecolor=fill, ms=7, label=label)
-            if arm == "on answered":
-                axes[1].annotate(f"{e.value:.2f}", (x, e.value), xytext=(5, 4), **small)
+            axes[1].plot([x], [e.value], "^", color=colour, markerfacecolor=fill, markersize=7, label=label)
+            axes[1].annotate(f"{e.value:.2f}", (x, e.value), xytext=(6, 4), **small)
             label = None
-    for ax, head in zip(axes, ("published cells, one run each", "measured here"), strict=True):
+    heads = ("published: mix / what its parts predict", "measured: memory on / off, same prompts")
+    for ax, head in zip(axes, heads, strict=True):
         no_gain(ax, text="")
         ax.set_xticks(range(len(mixes)), mixes)
-        ax.set_xlim(-0.5, len(mixes) - 0.5)
+        ax.set_xlim(-0.5, len(mixes) - 0.4)
         ax.set_title(head, loc="left", fontsize=9, fontweight="normal")
         if ax.get_legend_handles_labels()[0]:
-            ax.legend(fontsize=6.5, loc="upper left", ncols=2, columnspacing=1.0, handletextpad=0.2)
-    place = ("axes fraction", "data")
-    axes[0].annotate("what its parts predict", (0.99, 1.0), xycoords=place, xytext=(0, -9),
-                     ha="right", color="#6B6B6B", **small)  # fmt: skip
-    axes[0].set_ylabel("tokens per step, measured / predicted")
-    axes[0].set_ylim(0, 1.25 * axes[0].get_ylim()[1])
+            ax.legend(fontsize=7.5, loc="upper left", ncols=2)
+    axes[0].set_ylabel("ratio of tokens per step")
+    axes[0].set_ylim(0, 1.2 * axes[0].get_ylim()[1])
     return figure
 
 

@@ -20,10 +20,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from lib import corpus, ladder, metrics, params, published, stats, steptime, workloads
+from lib import corpus, ladder, metrics, params, stats, steptime
 from lib.cells import WORKLOADS
 from lib.params import Profile
-from lib.records import Record, Store, Trace, data_folder
+from lib.records import Record, Request, Store, Trace, data_folder
 from lib.stats import Estimate
 
 Verdict = Literal["supported", "refuted", "undecided"]
@@ -243,15 +243,11 @@ def drafting(records: Sequence[Record], quantity: Literal["K", "a", "tau"]) -> E
 
 
 def _tokens_per_step(records: Sequence[Record]) -> Estimate:
-    """Pooled tokens per step; the interval resamples prompts by their own output over output - accepted."""
+    """Pooled tokens per step; the interval resamples prompts where the engine tells each request's steps."""
     value = metrics.tokens_per_step(metrics.pooled(records))
-    groups = [
-        np.array([[q.num_output_tokens, q.num_output_tokens - sum(q.accepted_per_step)] for q in r.requests])
-        for r in records
-        if r.requests and r.requests[0].accepted_per_step is not None
-    ]
-    if not groups:
+    if any(not r.requests or r.requests[0].accepted_per_step is None for r in records):
         return Estimate(value, float("nan"), float("nan"), 0)
+    groups = [np.array([_output_and_steps(q) for q in r.requests]) for r in records]
     e = stats.bootstrap(groups, lambda rows: float(rows[:, 0].sum() / rows[:, 1].sum()))
     return Estimate(value, value * e.low / e.value, value * e.high / e.value, e.n)
 
@@ -349,62 +345,59 @@ def measured_losses(evidence: Evidence, settings: Sequence[str]) -> list[Finding
 
 @measurement
 def measured_mix_memory(evidence: Evidence, mix: str) -> list[Finding]:
-    """Any machine, its own model. A mix's tokens per step over what its parts predict, with prompts that the
-    engine answered before over fresh prompts: refuted if this exceeds 1.1 with the drafter's memory on and
-    not with it off."""
+    """Any machine, its own model. Tokens per step of the mix, memory on over off, on the same prompts: refuted if with
+    prompts that the engine answered before the interval lies above 1.1 and above that with fresh prompts; supported if
+    it lies below 1.1."""
     findings = []
     for bench in evidence.benches:
-        effects = {memory: mix_effect(bench, mix, memory) for memory in ("on", "off")}
-        if None in effects.values():
+        answered, fresh = (memory_gain(bench, mix, reused=reused) for reused in (True, False))
+        if answered is None or fresh is None:
             continue
-        on, off = (over(e["answered"], e["fresh"]) for e in (effects["on"], effects["off"]))
-        text = (
-            f"{mix}, answered before over fresh: memory on {on}, off {off} "
-            f"{_where(bench, bench.records('suffix_cold', mix))}"
-        )
-        grows, still = within(on, high=1.1), within(off, low=0.9, high=1.1)
-        verdict = (
-            "refuted"
-            if (grows, still) == ("refuted", "supported")
-            else "supported"
-            if grows == "supported"
-            else "undecided"
-        )
+        where = _where(bench, bench.records("suffix_warm", mix, reused=True))
+        grows = _lowest(answered) > max(1.1, _highest(fresh))
+        verdict = "refuted" if grows else "supported" if _highest(answered) < 1.1 else "undecided"
+        text = f"{mix}, memory on over off: prompts answered before {answered}, fresh {fresh} {where}"
         findings.append(Finding(verdict, bench.name, text))
     return findings
 
 
-def mix_effect(bench: Bench, mix: str, memory: Literal["on", "off"]) -> dict[str, Estimate] | None:
-    """Tokens per step of a mix over the prediction from its parts: `fresh` prompts, and `answered` ones (the study's
-    way: the mix repeats prompts of the single workloads). None where a record lacks.
+def memory_gain(
+    bench: Bench, workload: str | None = None, *, reused: bool, warm: bool | None = None
+) -> Estimate | None:
+    """Tokens per step of suffix with its memory of earlier requests over without, on the same prompts.
 
-    The interval is that of the mix and of its parts together, over prompts where the engine tells, else over seeds.
+    `reused`: a mix of the single workloads' prompts, all answered before; otherwise fresh prompts, or the same prompts
+    once more if `warm`. None where a record lacks.
     """
-    single, repeated = ("suffix_cold", "suffix_warm") if memory == "on" else ("suffix", "suffix")
-    arms = {
-        "fresh": bench.records(single, mix, reused=False),
-        "answered": bench.records(repeated, mix, reused=True),
-    }
-    effects = {}
-    for arm, records in arms.items():
-        seeds = {(r.cell.workload.seed, r.cell.batch_size) for r in records}
-        parts = {
-            kind: [
-                r
-                for r in bench.records(single, kind, reused=False)
-                if (r.cell.workload.seed, r.cell.batch_size) in seeds
-            ]
-            for kind in workloads.KINDS
-        }
-        if not records or not all(parts.values()):
-            return None
-        shares = workloads.mix_counts(mix, records[0].cell.workload.num_prompts)
-        predicted = published.predicted_tau((shares[k], metrics.pooled(found)) for k, found in parts.items())
-        whole = drafting([r for found in parts.values() for r in found], "tau")
-        scale = predicted / whole.value
-        prediction = Estimate(predicted, whole.low * scale, whole.high * scale, whole.n)
-        effects[arm] = over(drafting(records, "tau"), prediction)
-    return effects
+    warm = reused if warm is None else warm
+    on = bench.records("suffix_warm" if warm else "suffix_cold", workload, reused=reused)
+    pairs = stats.pair(on, bench.records("suffix", workload, reused=reused))
+    return _tau_ratio(pairs) if pairs else None
+
+
+def _tau_ratio(pairs: Sequence[tuple[Record, Record]]) -> Estimate:
+    """Ratio of pooled tokens per step; intervals resample prompts, paired, where the engine tells each request's steps,
+    else they come from the spread over cells."""
+    tests, bases = [t for t, _ in pairs], [b for _, b in pairs]
+    value = metrics.tokens_per_step(metrics.pooled(tests)) / metrics.tokens_per_step(metrics.pooled(bases))
+    told = all(r.requests and r.requests[0].accepted_per_step is not None for r in (*tests, *bases))
+    if not told:
+        cells = spread([metrics.tokens_per_step(t.counters) / metrics.tokens_per_step(b.counters) for t, b in pairs])
+        half = cells.high - cells.value
+        return Estimate(value, value - half, value + half, sum(len(t.requests) for t in tests))
+    groups = [np.array([[*_output_and_steps(x), *_output_and_steps(y)]
+                        for x, y in zip(t.requests, b.requests, strict=True)]) for t, b in pairs]  # fmt: skip
+
+    def ratio(rows: np.ndarray) -> float:
+        sums = rows.sum(axis=0)
+        return float(sums[0] / sums[1] / (sums[2] / sums[3]))
+
+    e = stats.bootstrap(groups, ratio)
+    return Estimate(value, value * e.low / e.value, value * e.high / e.value, e.n)
+
+
+def _output_and_steps(request: Request) -> tuple[int, int]:
+    return request.num_output_tokens, max(request.num_output_tokens - sum(request.accepted_per_step), 1)
 
 
 @measurement
@@ -499,18 +492,14 @@ def _tokens(bench: Bench) -> dict[tuple, tuple[list[int], list[int]]]:
 
 @measurement
 def memory_of_other_requests(evidence: Evidence) -> list[Finding]:
-    """Any machine, its own model. Tokens per step of suffix on prompts answered before, memory on over off:
-    refuted if the whole interval exceeds 1.05."""
+    """Any machine, its own model. Tokens per step of suffix on prompts answered before, memory on over off on the same
+    prompts: refuted if the whole interval exceeds 1.05, supported if none of it does."""
     findings = []
     for bench in evidence.benches:
-        warm, off = bench.records("suffix_warm", reused=False), bench.records("suffix")
-        pairs = stats.pair(warm, off)
-        if pairs:
-            ratio = spread(
-                [metrics.tokens_per_step(t.counters) / metrics.tokens_per_step(b.counters) for t, b in pairs]
-            )
-            text = f"memory on over off {ratio} over {ratio.n} cells {_where(bench, [t for t, _ in pairs])}"
-            findings.append(Finding(within(ratio, high=1.05), bench.name, text))
+        gain = memory_gain(bench, reused=False, warm=True)
+        if gain is not None:
+            where = _where(bench, bench.records("suffix_warm", reused=False))
+            findings.append(Finding(within(gain, high=1.05), bench.name, f"memory on over off {gain} {where}"))
     return findings
 
 

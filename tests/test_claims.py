@@ -404,10 +404,16 @@ def test_mix_memory(on_cpu, answered, verdict):
                 on_cpu.add(setting, workload, seed=seed, drafts=300, drafted=900, accepted=500)
         on_cpu.add("suffix", "mix-ch", seed=seed, reuse=True, drafts=300, drafted=900, accepted=500)
         on_cpu.add("suffix_warm", "mix-ch", seed=seed, reuse=True, drafts=300, drafted=900, accepted=answered)
-    effect = rules.mix_effect(on_cpu.bench, "mix-ch", "on")
-    assert effect["fresh"].value == pytest.approx(1)
-    assert effect["answered"].value == pytest.approx({900: 5.0, 500: 1.0}[answered])  # (1000/100) / (1000/500)
+    gains = [rules.memory_gain(on_cpu.bench, "mix-ch", reused=reused).value for reused in (False, True)]
+    assert gains == [pytest.approx(1.0), pytest.approx({900: 5.0, 500: 1.0}[answered])]  # (1000/100) / (1000/500)
     assert judge("C10", on_cpu) == [verdict]
+
+
+def test_memory_gain_is_paired_by_prompt(on_cpu):
+    on_cpu.add("suffix", drafts=300, drafted=900, accepted=400, drafted_per_step=(1,) * 100)
+    on_cpu.add("suffix_warm", drafts=300, drafted=900, accepted=600, drafted_per_step=(1,) * 150)
+    gain = rules.memory_gain(on_cpu.bench, reused=False, warm=True)
+    assert gain == Estimate(pytest.approx(1.5), pytest.approx(1.5), pytest.approx(1.5), 4)  # 600 steps over 400
 
 
 @pytest.mark.parametrize(("output", "verdict"), [((7, 8) * 30, "refuted"), ((1, 2) * 30, "undecided")])
