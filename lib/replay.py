@@ -114,17 +114,22 @@ class Sources(NamedTuple):
     output: int
 
 
-def ngram_sources(streams: Iterable[Stream], min_n: int, max_n: int, gamma: int) -> Sources:
-    """Where the accepted tokens of runner V1's ngram drafter come from, each request on its own."""
+def ngram_sources(
+    streams: Iterable[Stream], min_n: int, max_n: int, gamma: int, latest: bool = False
+) -> Sources:
+    """Where the accepted tokens of the ngram drafter come from, each request on its own.
+
+    The drafter takes the earliest match (runner V1), or the `latest` (V2); the former favours the prompt.
+    """
     prompt = output = 0
     for source in streams:
         tokens = np.concatenate([source.prompt_token_ids, source.output_token_ids])
         num_prompt = len(source.prompt_token_ids)
         place, end = num_prompt + 1, num_prompt + source.num_output_tokens
         while place < end:
-            _, matched = _draft_ngram(tokens, place, min_n, max_n, False, gamma)
+            _, matched = _draft_ngram(tokens, place, min_n, max_n, latest, gamma)
             if matched:
-                start = find_ngram(tokens, place, min_n, max_n, False)
+                start = find_ngram(tokens, place, min_n, max_n, latest)
                 of_prompt = min(max(num_prompt - start, 0), matched)
                 prompt, output = prompt + of_prompt, output + matched - of_prompt
             place += matched + 1

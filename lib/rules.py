@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from lib import corpus, ladder, metrics, params, stats, steptime
+from lib import corpus, ladder, metrics, params, replay, stats, steptime
 from lib.cells import WORKLOADS
 from lib.params import Profile
 from lib.records import Record, Request, Store, Trace, data_folder
@@ -898,42 +898,27 @@ def vocabulary(evidence: Evidence, below: int) -> list[Finding]:
 
 
 @measurement
-def output_repeats(evidence: Evidence, workload: str, source: Literal["prompt", "output"]) -> list[Finding]:
-    """Any machine, its own model. Shares of output tokens that, with the two before them, occur in the prompt
-    and earlier in the output: supported if the claimed source has the larger share (interval over prompts),
-    refuted if the smaller."""
+def accepted_drafts_come_from(evidence: Evidence, workload: str, source: Literal["prompt", "output"]) -> list[Finding]:
+    """Any machine, its own model. Ngram replayed over recorded token streams: the share of accepted draft tokens that
+    it copied from `source`, the search taking the match that favours the claim (the earliest for the prompt, the latest
+    for the output); supported if the interval lies above one half, refuted if below."""
     findings = []
     for bench in evidence.benches:
-        rows = [
-            _repeats(prompt, output) for (w, _, _), (prompt, output) in _tokens(bench).items() if w.name == workload
-        ]
-        rows = [row for row in rows if row is not None]
-        if not rows:
-            continue
-        ours, other = (0, 1) if source == "prompt" else (1, 0)
-        lead = stats.bootstrap([np.asarray(rows)[:, [ours, other]]], lambda x: float(x[:, 0].mean() - x[:, 1].mean()))
-        prompt, output = np.asarray(rows).mean(axis=0)
-        text = (
-            f"repeats of the prompt {100 * prompt:.0f} %, of the output itself {100 * output:.0f} % "
-            f"({bench.profile.model.name}, n = {len(rows)})"
-        )
-        findings.append(Finding(within(lead, low=0.0), bench.name, text))
+        n, chosen = bench.profile.ngram, ("prompt", "output").index(source)
+        limits = (n.prompt_lookup_min, n.prompt_lookup_max, n.num_speculative_tokens)
+        streams = [replay.stream(*ids) for (w, _, _), ids in _tokens(bench).items() if w.name == workload]
+        rows = np.array([replay.ngram_sources([s], *limits, latest=source == "output") for s in streams], float)
+        if rows.sum():
+            share = stats.bootstrap([rows], lambda x, chosen=chosen: _share(x[:, chosen].sum(), x.sum()))
+            percents = f"{100 * share.value:.0f} % [{100 * share.low:.0f}, {100 * share.high:.0f}]"
+            where = f"({bench.profile.model.name}, n = {len(rows)})"
+            text = f"{percents} of accepted tokens from the {source} {where}"
+            findings.append(Finding(within(share, low=0.5), bench.name, text))
     return findings
 
 
-def _repeats(prompt: Sequence[int], output: Sequence[int], n: int = 3) -> tuple[float, float] | None:
-    """Shares of the output's n-grams that occur in the prompt, and earlier in the output; None for a shorter
-    output."""
-    known = {tuple(prompt[i : i + n]) for i in range(len(prompt) - n + 1)}
-    grams = [tuple(output[i : i + n]) for i in range(len(output) - n + 1)]
-    if not grams:
-        return None
-    seen: set[tuple] = set()
-    again = 0
-    for gram in grams:
-        again += gram in seen
-        seen.add(gram)
-    return sum(g in known for g in grams) / len(grams), again / len(grams)
+def _share(part: float, whole: float) -> float:
+    return float(part / whole) if whole else float("nan")
 
 
 @measurement

@@ -424,14 +424,13 @@ def test_ngram_beyond_the_prompt(on_cpu, output, verdict):
     assert judge("C14", on_cpu) == [verdict]
 
 
-def test_output_repeats(on_cpu):
+def test_where_accepted_drafts_come_from(on_cpu):
     loops = [tuple(range(100, 130))] * 4, [(5, 6, 7) * 10] * 4
     quotes = [tuple(range(100, 140))] * 4, [tuple(range(100, 140))] * 4
     on_cpu.add("vanilla", "code", tokens=loops).add("vanilla", "sonnet", tokens=quotes)
     assert judge("C53", on_cpu) == ["supported"]
     assert judge("C46", on_cpu) == ["supported"]
-    assert rules._repeats((1, 2, 3), (1, 2, 3, 1, 2, 3)) == (2 / 4, 1 / 4)
-    assert rules._repeats((1, 2, 3), (1, 2)) is None
+    assert "100 % [100, 100]" in claims.row("C46", Evidence([on_cpu.bench])).evidence
 
 
 def test_what_the_engine_changes_by_itself(on_cpu):
