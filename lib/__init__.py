@@ -3,8 +3,8 @@
 Measure side:  params -> cells, ladder -> corpus, models, workloads -> engines (starts `worker`, the only importer of vLLM)
 Replay side:   records -> metrics -> stats -> figures; neither vLLM nor a GPU is needed
 On top:        steptime (the law), busy (the GPU's busy share, split), replay (drafters over recorded streams),
-               recommend (law + replay -> a setting), published and claims (the article's data and its ledger),
-               sweep (many engine cells, many GPUs)
+               recommend (law + replay -> a setting), sweep (many engine cells, many GPUs),
+               published (the article's data), claims (its ledger; `rules` and `reanalysis` decide the verdicts)
 Leaves:        shapes (architectures without weights), drafters (loaded inside the engine by vLLM's `custom_class`),
                monitor (NVML, psutil)
 
