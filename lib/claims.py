@@ -299,7 +299,7 @@ def table(rows: Sequence[Row]) -> Any:
         chosen = [i for i, r in enumerate(rows) if r.verdict == verdict]
         if chosen:
             gt = gt.tab_style(style.fill(shade), loc.body(columns="verdict", rows=chosen))
-    widths = {"claim": "23%", "evidence": "33%", "refuted if": "16%", "kind": "9%", "tested in": "8%"}
+    widths = {"claim": "22%", "evidence": "31%", "refuted if": "15%", "kind": "9%", "tested in": "9%"}
     gt = gt.cols_width(widths).cols_align("left")
     return gt.tab_options(table_font_size="12px", data_row_padding="3px", table_width="100%")
 
