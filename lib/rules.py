@@ -64,7 +64,7 @@ class Bench:
 
     def __init__(self, profile: Profile, store: Store):
         self.profile, self.store, self.name = profile, store, profile.profile
-        self._traces: dict[str, Trace] = {}
+        self._traces: dict[str, Trace | None] = {}
 
     @cached_property
     def all(self) -> list[Record]:
@@ -109,20 +109,24 @@ class Bench:
         return [r for r in self._by_engine.get(key, []) if workload in (None, r.cell.workload.name)]
 
     def trace(self, record: Record) -> Trace | None:
-        if not record.has_trace:
-            return None
+        """The record's trace; None if it kept none, or if the file is not here."""
         if record.cell_id not in self._traces:
-            self._traces[record.cell_id] = self.store.trace(record)
+            try:
+                self._traces[record.cell_id] = self.store.trace(record)
+            except (KeyError, OSError):
+                self._traces[record.cell_id] = None
         return self._traces[record.cell_id]
 
     @cached_property
     def noise(self) -> float:
-        """The A/A noise floor: largest departure of vanilla from itself in another repeat; 0 without
-        repeats."""
+        """The A/A noise floor: vanilla's largest departure from itself in another repeat; 0 without repeats."""
         arms: dict[int, list[Record]] = {}
         for r in self.records("vanilla"):
             arms.setdefault(r.cell.engine.repeat, []).append(r)
-        return stats.noise_floor(list(arms.values())) if len(arms) > 1 else 0.0
+        try:
+            return stats.noise_floor(list(arms.values()))
+        except ValueError:  # no cell was repeated
+            return 0.0
 
     def speedups(
         self, tests: Iterable[Record], bases: Iterable[Record] | None = None
@@ -942,8 +946,8 @@ def step_cost_by_size(evidence: Evidence, draft_tokens: int) -> list[Finding]:
     higher at all."""
     findings = []
     for bench in evidence.gpus:
-        records = [r for r in bench.all if r.cell.workload.name == "random" and r.has_trace]
-        rows = steptime.rows_of(records, bench.store)
+        records = [r for r in bench.all if r.cell.workload.name == "random"]
+        rows = [row for r in records if (trace := bench.trace(r)) for row in steptime.rows(r, trace)]
         costs: dict[int, dict[str, tuple[float, Estimate]]] = {}
         for model in sorted({row.model for row in rows}):
             own = [row for row in rows if row.model == model]

@@ -334,6 +334,14 @@ def test_records_are_found_by_what_was_asked_for(on_cpu, cpu):
     assert other.records("ngram") == []
 
 
+def test_a_lost_trace_is_no_error(on_gpu):
+    on_gpu.add("vanilla", step_ms=1.0).add("ngram", drafts=300, drafted=900, accepted=500, step_ms=2.0)
+    for path in on_gpu.store.folder.glob("*.trace.json.gz"):
+        path.unlink()
+    assert judge("C24", on_gpu) == []
+    assert claims.ledger(Evidence([on_gpu.bench]))
+
+
 # ---------------------------------------------------------------- rules on drafting: any machine
 
 
