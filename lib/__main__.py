@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from lib import corpus, engines, models, params, records, sweep, workloads
+from lib import corpus, engines, models, params, readme, records, sweep, workloads
 
 NOTEBOOKS = records.ROOT / "notebooks"
 # One sentence and exit code 2 for what the reader can mend.
@@ -101,6 +101,18 @@ def publish(options: argparse.Namespace) -> int:
     return 0
 
 
+def update_readme(options: argparse.Namespace) -> int:
+    """Compute the README's numbers from the committed records again."""
+    text = readme.render()
+    if options.check:
+        same = text == readme.PATH.read_text(encoding="utf-8")
+        print("README.md is up to date" if same else "README.md differs from the records: run python -m lib readme")
+        return 0 if same else 1
+    records.write_atomically(readme.PATH, text.encode())
+    print("README.md is up to date")
+    return 0
+
+
 def snapshot(options: argparse.Namespace) -> int:
     """One row a record, raw counters and what was asked, as CSV or Parquet."""
     profile = params.load(options.profile)
@@ -181,6 +193,8 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--retry", help="measure failed cells again: failed, or some of oom,timeout,crashed,invalid")
     sub.add_argument("--dry-run", action="store_true", help="show the plan and stop")
     sub.add_argument("--json", action="store_true", help="the plan as JSON")
+    sub = add("readme", update_readme, "compute the README's numbers from the records")
+    sub.add_argument("--check", action="store_true", help="only say whether it is up to date")
     sub = with_profile(add("status", status, "what a profile's store holds"), "measure")
     sub.add_argument("--json", action="store_true", help="machine-readable")
     recommend = commands.add_parser("recommend", help="an answer for your own request log", add_help=False)

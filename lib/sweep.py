@@ -48,7 +48,8 @@ def choose(cells: Mapping[str, list[Cell]], settings: Iterable[str] | None) -> l
             raise ParamsError(f"--settings holds {name!r}, allowed: {', '.join(sorted(known))}")
     order = list(settings)
     chosen = [c for c in by_id.values() if c.setting in order]
-    return sorted(chosen, key=lambda c: order.index(c.setting))
+    # repeats last: the A/A arm then brackets the run and shows drift
+    return sorted(chosen, key=lambda c: (c.engine.repeat, order.index(c.setting)))
 
 
 def plan(cells: Iterable[Cell], store: Store, retry: Iterable[str], history: Iterable[Store] = ()) -> list[PlannedEngine]:

@@ -1,0 +1,114 @@
+"""The README's answer and notebook table, computed from committed records: no number in it is typed by hand.
+
+`python -m lib readme` rewrites the text between the two markers; a test holds the file against the records.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lib import figures, ladder, metrics, params, records, stats
+from lib.records import Record, Store
+from lib.stats import Estimate
+
+PATH = records.ROOT / "README.md"
+BEGIN, END = "<!-- computed: begin -->", "<!-- computed: end -->"
+SHOWN = ("ngram", "padded_ngram", "suffix", "padded_suffix", "full")
+ORDER = ("h200", "cpu")  # the profile whose records answer, first that has any
+
+
+def measured_profile() -> tuple[params.Profile, list[Record]]:
+    """The first profile of ORDER with committed records of the ladder, and those records."""
+    for name in ORDER:
+        p = params.load(name)
+        store = Store(records.data_folder(name))
+        held = [r for c in ladder.notebook_cells(p, "04") if (r := store.get(c)) is not None and r.status == "ok"]
+        if held:
+            return p, held
+    raise ValueError(f"no committed record of profiles {', '.join(ORDER)}, allowed: at least one measured ladder")
+
+
+def _main(p: params.Profile, held: list[Record], setting: str, workload: str | None = None) -> list[Record]:
+    found = [r for r in ladder.named(held, setting) if r.cell.batch_size in p.batch_sizes]
+    return [r for r in found if workload in (None, r.cell.workload.name)]
+
+
+def ratios(p: params.Profile, held: list[Record], setting: str) -> dict[str, Estimate]:
+    """Throughput over vanilla as shipped, by workload."""
+    base = _main(p, held, "vanilla")
+    return {
+        w: stats.speedup(tests, base) for w in p.workloads if stats.pair(tests := _main(p, held, setting, w), base)
+    }
+
+
+def _span(found: dict[str, Estimate]) -> str:
+    low, high = (f(found, key=lambda w: found[w].value) for f in (min, max))
+    return f"{found[low]} ({low}) to {found[high]} ({high})"
+
+
+def answer() -> str:
+    """The block between the markers: three sentences, the table by workload, the noise floor, what was measured where."""
+    p, held = measured_profile()
+    by_setting = {s: found for s in SHOWN if (found := ratios(p, held, s))}
+    batch, first = p.batch_sizes[0], held[0]
+    machine = first.provenance.gpu or first.provenance.cpu
+    where = f"{p.model.name}, {p.engine.dtype}, {machine}, vLLM {first.resolved.vllm_version}, {batch} requests in flight"
+    lines = [f"*{where}; throughput as a multiple of vanilla as shipped, with 95 % intervals:*", ""]
+    sentences = {
+        "full": "The published full configuration (suffix 32, PIECEWISE, gpu_memory_utilization 0.80) gives {}.",
+        "ngram": "vLLM's own ngram drafter gives {}.",
+        "suffix": "vLLM's own suffix drafter, its memory off, gives {}.",
+        "padded_ngram": "The same ngram drafts **filled up to the length that the FULL CUDA graph was captured for** give {}.",
+    }
+    lines += [f"- {text.format(_span(by_setting[s]))}" for s, text in sentences.items() if s in by_setting]
+    lines += ["", "| workload | " + " | ".join(figures.label_of(s) for s in by_setting) + " |"]
+    lines.append("|---" * (len(by_setting) + 1) + "|")
+    for w in p.workloads:
+        lines.append(f"| {w} | " + " | ".join(str(found.get(w, "—")) for found in by_setting.values()) + " |")
+    requests = sum(len(r.requests) for r in _main(p, held, "vanilla"))
+    lines += ["", f"n = {requests} requests a setting, {len(p.seeds)} prompt seeds. {noise(p)}"]
+    return "\n".join(lines)
+
+
+def noise(p: params.Profile) -> str:
+    """One sentence on the A/A arm: identical engines, cell by cell and pooled by workload."""
+    store = Store(records.data_folder(p.profile))
+    cells = [c for c in ladder.notebook_cells(p, "01") if c.batch_size in p.batch_sizes]
+    held = [r for c in cells if (r := store.get(c)) is not None and r.status == "ok"]
+    arms = [ladder.named(held, "vanilla", repeat=i) for i in range(p.repeats)]
+    if len([arm for arm in arms if arm]) < 2:
+        return "The A/A arm was not measured."
+    floor = 100 * (np.exp(stats.noise_floor(arms)) - 1)
+    pooled = []
+    for w in p.workloads:
+        a, b = (ladder.named(arm, "vanilla", workload=w) for arm in arms[:2])
+        if a and b:
+            walls = [sum(r.wall_s for r in rs) for rs in (a, b)]
+            tokens = [sum(r.counters.num_output_tokens for r in rs) for rs in (a, b)]
+            pooled.append(abs(np.log(tokens[0] / walls[0] * walls[1] / tokens[1])))
+    return (
+        f"Two identical vanilla engines differ by up to {floor:.0f} % in a single engine cell and by up to "
+        f"{100 * (np.exp(max(pooled)) - 1):.0f} % over a workload's seeds: a ratio inside that is too close to call."
+    )
+
+
+def dispatch(p: params.Profile, held: list[Record]) -> dict[str, dict[str, float]]:
+    """Share of decode steps by dispatched graph mode, by setting."""
+    store = Store(records.data_folder(p.profile))
+    table = {}
+    for setting in ("vanilla", *SHOWN):
+        parts = [metrics.graph_mode_shares(store.trace(r)) for r in _main(p, held, setting) if r.has_trace]
+        parts = [part for part in parts if part]
+        if parts:
+            table[setting] = {m: float(np.mean([x.get(m, 0) for x in parts])) for m in ("FULL", "PIECEWISE", "NONE")}
+    return table
+
+
+def render() -> str:
+    """The README with its computed block brought up to date."""
+    text = PATH.read_text(encoding="utf-8")
+    if BEGIN not in text or END not in text:
+        raise ValueError(f"README.md lacks its markers, allowed: {BEGIN} … {END}")
+    head, rest = text.split(BEGIN, 1)
+    tail = rest.split(END, 1)[1]
+    return f"{head}{BEGIN}\n{answer()}\n{END}{tail}"
