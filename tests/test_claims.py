@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lib import claims, ladder, params, reanalysis, rules
-from lib.cells import WORKLOADS
+from lib.cells import WORKLOADS, Cell, Model, Workload
+from lib.params import StepTime
 from lib.records import Counters, Monitor, Provenance, Record, Request, Resolved, Store, Trace
 from lib.rules import Bench, Evidence, Finding
 from lib.stats import Estimate
@@ -29,6 +30,22 @@ def cpu():
 def gpu():
     values = {"profile": "gpu", "batch_sizes": [8], "num_prompts": 4, "engine": {"max_model_len": 2048}}
     return params.validate(values, "test")
+
+
+def steps_of(step_ms, running, modes=None, drafted=0, count=20):
+    """The columns of a trace: the first step prefills, all others decode."""
+    return {
+        "t_s": [(i + 1) * step_ms / 1000 for i in range(count)],
+        "running": [running] * count,
+        "waiting": [0] * count,
+        "prefills": [running] + [0] * (count - 1),
+        "output_tokens": [running] * count,
+        "drafts": [running if drafted else 0] * count,
+        "draft_tokens": [drafted] * count,
+        "accepted_tokens": [0] * count,
+        "graph_mode": modes or [""] * count,
+        "padded_tokens": [0] * count,
+    }
 
 
 class Maker:
@@ -107,23 +124,42 @@ class Maker:
         )
         trace = None
         if step_ms is not None or tokens is not None:
-            count = 20
-            columns = {
-                "t_s": [(i + 1) * (step_ms or 1.0) / 1000 for i in range(count)],
-                "running": [running] * count,
-                "waiting": [0] * count,
-                "prefills": [4] + [0] * (count - 1),
-                "output_tokens": [running] * count,
-                "drafts": [0] * count,
-                "draft_tokens": [0] * count,
-                "accepted_tokens": [0] * count,
-                "graph_mode": modes or [""] * count,
-                "padded_tokens": [0] * count,
-            }
             prompts, outputs = ([[*t] for t in part] for part in tokens) if tokens else (None, None)
-            trace = Trace(steps=columns, prompt_token_ids=prompts, output_token_ids=outputs)
+            steps = steps_of(step_ms or 1.0, running, modes)
+            trace = Trace(steps=steps, prompt_token_ids=prompts, output_token_ids=outputs)
         self.store.save(record, trace)
         return self
+
+    def add_step_times(self, setting, step_ms, gamma, batch=4):
+        """An engine cell of random prompts, as the step-time grid has them."""
+        walking = setting == "walking"
+        cell = Cell(
+            engine=ladder.setting(self.profile, setting)[0],
+            workload=Workload(name="random", form="raw", num_prompts=batch, input_tokens=16),
+            output_tokens=64,
+            ignore_eos=True,
+            batch_size=batch,
+            draft_tokens=gamma if walking else None,
+            setting=setting,
+        )
+        counters = Counters(
+            num_output_tokens=80,
+            num_prompt_tokens=64,
+            num_engine_steps=20,
+            num_request_steps=80,
+            request_steps_source="engine",
+        )
+        record = Record(
+            cell=cell,
+            status="ok",
+            wall_s=1.0,
+            counters=counters,
+            resolved=Resolved(
+                vllm_version="0.32.0", runner="V1", async_scheduling=False, cudagraph_mode="FULL_AND_PIECEWISE"
+            ),
+            provenance=Provenance(measured="2026-01-01T00:00:00Z", gpu=self.hardware),
+        )
+        self.store.save(record, Trace(steps=steps_of(step_ms, batch, ["FULL"] * 20, drafted=batch * gamma * walking)))
 
     @property
     def bench(self):
@@ -531,6 +567,17 @@ def test_one_setting_moves_vanilla(on_gpu, wall, verdict):
     on_gpu.add("vanilla", wall=10.0).add("vanilla_gmu80", wall=wall)
     on_gpu.add("vanilla_piecewise", wall=wall)
     assert judge("C84", on_gpu) == judge("C85", on_gpu) == [verdict]
+
+
+@pytest.mark.parametrize(("small", "verdict"), [(3.0, "supported"), (1.2, "refuted")])
+def test_step_cost_by_size(on_gpu, gpu, small, verdict):
+    for name, cost in (("opt-125m", small), ("Qwen2.5-7B", 1.5)):
+        shape = gpu.model_copy(update={"model": Model(source="shape", name=name)})
+        grid = StepTime(draft_tokens=(0, 7), batch_sizes=(4,))
+        maker = Maker(shape.model_copy(update={"step_time": grid}), on_gpu.store.folder, "NVIDIA H200")
+        for setting, ms in (("vanilla", 1.0), ("walking", cost)):
+            maker.add_step_times(setting, ms, gamma=7)
+    assert judge("C54", on_gpu) == [verdict]
 
 
 @pytest.mark.parametrize(("still", "verdict"), [(75.0, "refuted"), (98.0, "supported")])
