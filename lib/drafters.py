@@ -409,24 +409,24 @@ def _longest_earliest(tokens, lengths, num_new, low, high, gamma, max_model_len,
         last, second = text[total - 1], text[total - 1 - step]
         ends, seconds = text[step : total - 1], text[: total - 1 - step]
         longest, end = 0, 0
-        for start in range(0, len(ends), 128):
+        for start in range(0, len(ends), 64):
             # this loop has no branch, so the compiler vectorises it; most blocks hold no match
+            block, behind = ends[start : start + 64], seconds[start : start + 64]
             hits = np.int32(0)
-            for i in range(start, min(start + 128, len(ends))):
-                hits |= np.int32(((ends[i] ^ last) | (seconds[i] ^ second)) == 0)
-            if not hits:
-                continue
-            for i in range(start, min(start + 128, len(ends))):
+            for i in range(len(block)):
+                hits += np.int32((block[i] == last) & (behind[i] == second))
+            i = start - 1
+            while hits and longest < high:
+                i += 1
                 if (ends[i] != last) | (seconds[i] != second):
                     continue
+                hits -= 1
                 here, n = i + step, 1 + step
                 most = min(high, here + 1)
                 while n < most and text[here - n] == text[total - 1 - n]:
                     n += 1
                 if n > longest:
                     longest, end = n, here
-                    if n == high:
-                        break
             if longest == high:
                 break
         if longest < low:
