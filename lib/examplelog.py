@@ -12,10 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lib import engines, ladder, params, recommend, records
+from lib import engines, ladder, params, recommend, records, requestlog
 from lib.cells import Workload
 
-PATH = records.ROOT / "figures" / "data" / "example_log.jsonl"
 NUM_REQUESTS = 24
 OUTPUT_TOKENS = 128
 
@@ -64,8 +63,9 @@ def prompts(count: int = NUM_REQUESTS, seed: int = 0) -> list[str]:
     return [makers[i % len(makers)](rng) for i in range(count)]
 
 
-def write(path: Path = PATH) -> Path:
-    """Answer the prompts with a real engine and write the log."""
+def write(path: Path | None = None) -> Path:
+    """Answer the prompts with a real engine and write the log (default: the one that ships)."""
+    path = path or requestlog.locate()
     profile = params.load("cpu", {"output_tokens": OUTPUT_TOKENS})
     asked = [[{"role": "user", "content": text}] for text in prompts()]
     with tempfile.TemporaryDirectory() as folder:

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from tqdm.auto import tqdm
 
 from lib import metrics, replay, stats, steptime
 from lib.cells import Cell, Speculative, engine_key
-from lib.records import Record, Store, Trace
+from lib.records import ROOT, Record, Store, Trace
 from lib.replay import Replayed, Simulation, Stream
 from lib.stats import Estimate
 from lib.steptime import Law, Regime
@@ -200,6 +201,12 @@ class Survey:
     observed: tuple[_Observed, ...]
     noise: Mapping[str, float]
     runners: Mapping[str, Literal["V1", "V2"]]
+    parameters_b: Mapping[str, float]  # billions; 0 where unknown
+
+    @property
+    def complete(self) -> list[str]:
+        """Labels of the models whose law has a plain and a drafting side, smallest first."""
+        return [label for label, laws in self.laws.items() if {"vanilla", "walking"} <= set(laws)]
 
     def costs(self, model: str | None = None, *, without: str | None = None) -> Costs:
         """The costs of one model, needed by its label where there are several.
@@ -215,7 +222,7 @@ class Survey:
         if label not in self.laws:
             raise NoLawError(f"law model is {label!r}, allowed: {', '.join(self.laws)}")
         laws = self.laws[label]
-        if "vanilla" not in laws or "walking" not in laws:
+        if label not in self.complete:
             raise NoLawError(f"law of {label} lacks points, allowed: the whole grid of notebook 05")
         real = [o for o in self.observed if o.label == label and o.workload != without]
         notes, groups = [], {}
@@ -256,7 +263,18 @@ def survey(all_records: Iterable[Record], store: Store) -> Survey:
             arms.setdefault(label, {}).setdefault(r.cell.engine.repeat, []).append(r)
         if r.cell.setting == "ngram" and r.resolved is not None:
             runners[label] = r.resolved.runner
-    return Survey(laws, tuple(observed), {label: _noise(list(a.values())) for label, a in arms.items()}, runners)
+    noise = {label: _noise(list(by_repeat.values())) for label, by_repeat in arms.items()}
+    sizes = {label: found[0].parameters_b or 0.0 for label, found in rows.items()}
+    return Survey(laws, tuple(observed), noise, runners, sizes)
+
+
+def survey_folder(folder: Path | str) -> Survey:
+    """Survey a folder of records, e.g. figures/data/h200, relative to the top folder. Raises NoLawError."""
+    path = ROOT / folder
+    if not path.is_dir():
+        raise NoLawError(f"law is {str(folder)!r}, allowed: a folder of records, e.g. figures/data/h200")
+    store = Store(path)
+    return survey(store.all(), store)
 
 
 def _noise(arms: Sequence[Sequence[Record]]) -> float:
@@ -446,6 +464,16 @@ def best_steady(found: Mapping[str, Traffic], batch: float, costs: Costs) -> Ste
     return max(options, key=lambda s: (s.inside, s.speedup))
 
 
+def decisions(
+    costs: Mapping[str, Costs], by_workload: Mapping[str, Mapping[str, Traffic]], batch_sizes: Sequence[int]
+) -> dict[str, dict[tuple[str, int], Steady]]:
+    """The best setting for every workload, model and batch size: {workload: {(model, batch): Steady}}."""
+    return {
+        workload: {(model, b): best_steady(found, b, c) for model, c in costs.items() for b in batch_sizes}
+        for workload, found in by_workload.items()
+    }
+
+
 def break_even_grid(costs: Costs, batches: Sequence[int], lengths: Sequence[int], uniform: bool = False) -> np.ndarray:
     """tau* [lengths, batches]: tokens per step from which drafts of a length pay; NaN outside the measured grid."""
     tau = np.full((len(lengths), len(batches)), np.nan)
@@ -609,6 +637,26 @@ def _replayable(speculative: Speculative | None) -> bool:
         return False
     wants_suffix = speculative.method == "suffix" or speculative.drafter == "PaddedSuffix"
     return not wants_suffix or importlib.util.find_spec("arctic_inference") is not None
+
+
+def by_setting(found: Iterable[Comparison]) -> dict[str, list[Comparison]]:
+    """Comparisons grouped by setting, in order of name."""
+    groups: dict[str, list[Comparison]] = {}
+    for c in sorted(found, key=lambda c: c.record.cell.setting):
+        groups.setdefault(c.record.cell.setting, []).append(c)
+    return groups
+
+
+def accuracy_table(found: Iterable[Comparison]) -> str:
+    """Plain text: mean absolute error, bias, and the range of predicted and measured speedups by setting."""
+    lines = [f"{'setting':16} {'n':>3} {'mean error':>11} {'bias':>7} {'predicted':>12} {'measured':>12}"]
+    for name, group in by_setting(found).items():
+        errors = [100 * c.error for c in group]
+        predicted = [c.prediction.speedup.value for c in group]
+        measured = [c.measured.value for c in group]
+        spans = "  ".join(f"{min(v):5.2f}-{max(v):5.2f}" for v in (predicted, measured))
+        lines.append(f"{name:16} {len(group):3d} {np.mean(np.abs(errors)):9.0f} % {np.mean(errors):+5.0f} %  {spans}")
+    return "\n".join(lines)
 
 
 class Accuracy(NamedTuple):

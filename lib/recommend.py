@@ -19,8 +19,7 @@ import numpy as np
 
 from lib import drafters, models, params, records, requestlog, steptime
 from lib.cells import Model, Speculative
-from lib.prediction import CLOSE, NOT, PAYS, Costs, Prediction, rank, survey
-from lib.records import Store
+from lib.prediction import CLOSE, NOT, PAYS, Costs, Prediction, rank, survey_folder
 from lib.stats import Estimate
 from lib.steptime import Law
 
@@ -406,17 +405,14 @@ def _this_machine() -> str:
 
 
 def _answer_of(options: argparse.Namespace) -> Answer:
-    folder, batch_sizes = Path(options.law), _whole_numbers(options.batch)
+    batch_sizes = _whole_numbers(options.batch)
     progress = not options.json and sys.stderr.isatty()
-    if not folder.is_dir():
-        raise RecommendError(f"--law is {options.law!r}, allowed: a folder of records, e.g. figures/data/h200")
-    store = Store(folder)
-    surveyed = survey(store.all(), store)
+    surveyed = survey_folder(Path(options.law).absolute())
     label, notes = _law_model(list(surveyed.laws), options.law_model, options.model)
     costs = surveyed.costs(label)
     if options.runner:
         costs = replace(costs, runner=options.runner)
-    tokenizer = load_tokenizer(options.model) if options.model and _holds_text(Path(options.log)) else None
+    tokenizer = load_tokenizer(options.model) if options.model and requestlog.holds_text(Path(options.log)) else None
     log = requestlog.read(options.log, tokenizer, progress=progress)
     if options.requests:
         log = replace(log, streams=log.streams[: max(options.requests, 1)])
@@ -425,14 +421,6 @@ def _answer_of(options: argparse.Namespace) -> Answer:
         log, costs, batch_sizes=batch_sizes, hardware=options.hardware or _this_machine(),
         max_model_len=options.max_model_len, progress=progress,
     )  # fmt: skip
-
-
-def _holds_text(path: Path) -> bool:
-    """Whether some line lacks ids, so that a tokenizer is worth loading."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return any(line.strip() and b'"output_token_ids"' not in line for line in file)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,7 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm.auto import tqdm
 
+from lib.records import ROOT
 from lib.replay import Stream, stream
+
+EXAMPLE = "figures/data/example_log.jsonl"
 
 
 class LogError(ValueError):
@@ -42,6 +45,19 @@ class Log:
     def num_tokens(self) -> int:
         """Output tokens of the usable requests."""
         return sum(s.num_output_tokens for s in self.streams)
+
+
+def locate(name: str | None = None) -> Path:
+    """A log's path, relative to the top folder; None is the example that ships with the collection."""
+    return ROOT / (name or EXAMPLE)
+
+
+def holds_text(path: Path) -> bool:
+    """Whether some usable line lacks ids, so that a tokenizer is needed."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return any((b'"completion"' in x or b'"assistant"' in x) and b'"output_token_ids"' not in x for x in file)
 
 
 class _Line(ValueError):

@@ -144,7 +144,7 @@ def test_the_command_speaks_json(folder, log_path, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"--law": "nowhere"}, "--law is 'nowhere', allowed: a folder of records"),
+        ({"--law": "nowhere"}, "nowhere', allowed: a folder of records"),
         ({"--log": "nowhere.jsonl"}, "log is 'nowhere.jsonl', allowed"),
         ({"--batch": "0"}, "--batch is '0', allowed: whole numbers from 1"),
         ({"--batch": "many"}, "--batch is 'many'"),
