@@ -137,10 +137,25 @@ def no_gain(ax, value: float = 1.0, text: str = "no gain", axis: str = "y") -> N
 
 
 def published_mark(ax, x: float, y: float, *, first: bool = False, text: str = "published") -> None:
-    """The article's value as an unobtrusive open mark."""
-    ax.plot([x], [y], marker="_", markersize=14, color="#A0A0A0", markeredgewidth=1.6, linestyle="none", zorder=4)
-    if first:
-        ax.annotate(text, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=7, color="#6B6B6B")
+    """The article's value as an unobtrusive dash, named once in the legend."""
+    ax.plot([x], [y], marker="_", markersize=14, color="#A0A0A0", markeredgewidth=1.6, linestyle="none", zorder=4,
+            label=text if first else None)  # fmt: skip
+
+
+def apart(values: Sequence[float], gap: float) -> list[float]:
+    """Label positions near `values`, at least `gap` apart, in the order given."""
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    placed = [float(values[i]) for i in order]
+    for _ in range(50):
+        for i in range(len(placed) - 1):
+            overlap = gap - (placed[i + 1] - placed[i])
+            if overlap > 1e-9:
+                placed[i] -= overlap / 2
+                placed[i + 1] += overlap / 2
+    result = [0.0] * len(values)
+    for rank, index in enumerate(order):
+        result[index] = placed[rank]
+    return result
 
 
 def save(figure: Figure, name: str, profile: str, mode: str) -> None:
@@ -243,15 +258,20 @@ def tau_against_r(points: Sequence[Mapping], title: str) -> Figure:
         x = min(top / gain, top) * 0.93
         ax.annotate(text, (x, gain * x), fontsize=7, color="#6B6B6B", rotation=0, ha="right", va="bottom")
     seen: set[str] = set()
+    places = {}
+    for setting in dict.fromkeys(p["setting"] for p in points):
+        own = [p for p in points if p["setting"] == setting]
+        places |= {id(p): y for p, y in zip(own, apart([p["tau"] for p in own], 0.034 * top), strict=True)}
     for point in points:
-        setting = point["setting"]
+        setting, bold = point["setting"], bool(point.get("bold"))
         ax.plot([point["r"]], [point["tau"]], marker=marker_of(setting), color=colour_of(setting), linestyle="none",
-                markersize=8 if point.get("bold") else 5, alpha=1.0 if point.get("bold") else 0.55,
+                markersize=8 if bold else 5, alpha=1.0 if bold else 0.6,
                 label=label_of(setting) if setting not in seen else None)  # fmt: skip
         seen.add(setting)
-        ax.annotate(point["workload"], (point["r"], point["tau"]), xytext=(6, -3), textcoords="offset points",
-                    fontsize=8 if point.get("bold") else 6.5, color=colour_of(setting),
-                    fontweight="bold" if point.get("bold") else "normal")  # fmt: skip
+        right = max(p["r"] for p in points if p["setting"] == setting) + 0.02 * top
+        ax.annotate(point["workload"], (point["r"], point["tau"]), xytext=(right, places[id(point)]), va="center",
+                    fontsize=8 if bold else 7, color=colour_of(setting), fontweight="bold" if bold else "normal",
+                    arrowprops={"arrowstyle": "-", "color": colour_of(setting), "linewidth": 0.4, "alpha": 0.6})  # fmt: skip
     ax.set_xlabel("R: time of a speculative step / vanilla step, same running requests")
     ax.set_ylabel("tokens per step")
     ax.set_xlim(0.8, top)
@@ -277,11 +297,16 @@ def acceptance_by_workload(
                 published_mark(axes[0], position + offset, reference.value, first=first,
                                text="as published: Llama-3.3-70B, 8×H100, whole run")  # fmt: skip
                 first = False
+    if not first:
+        mark = [(h, t) for h, t in zip(*axes[0].get_legend_handles_labels(), strict=True) if t.startswith("as published")]
+        axes[0].legend(*zip(*mark, strict=True), loc="upper center", fontsize=7.5)
     axes[0].set_ylabel("mean acceptance length K")
     axes[0].set_ylim(bottom=1)
+    axes[0].margins(y=0.16)
     axes[1].set_ylabel("draft acceptance rate [%]")
-    axes[1].set_ylim(0, 100)
-    axes[1].legend(loc="upper right", fontsize=8)
+    axes[1].set_ylim(0, 112)
+    axes[1].set_yticks(range(0, 101, 20))
+    axes[1].legend(loc="upper right", fontsize=8, ncols=2)
     return figure
 
 
@@ -314,15 +339,20 @@ def six_workloads(
     figure, axes = new(title, ncols=2, width=9.6, height=4.0)
     grouped_bars(axes[0], workloads, throughputs, show_values=False)
     axes[0].set_ylabel("output tokens / s")
-    axes[0].legend(loc="best", fontsize=8)
+    axes[0].margins(y=0.22)
+    axes[0].legend(loc="upper center", fontsize=7.5, ncols=3)
     grouped_bars(axes[1], workloads, ratios)
     first = True
     for position, reference in enumerate(published or ()):
         if reference is not None:
             published_mark(axes[1], position, reference.value, first=first, text="as published: Llama-3.3-70B, 8×H100")
             first = False
-    no_gain(axes[1])
+    no_gain(axes[1], text="")
+    if not first:
+        mark = [(h, t) for h, t in zip(*axes[1].get_legend_handles_labels(), strict=True) if t.startswith("as published")]
+        axes[1].legend(*zip(*mark, strict=True), loc="upper right", fontsize=7.5)
     axes[1].set_ylabel("throughput / vanilla, as shipped")
+    axes[1].margins(y=0.16)
     return figure
 
 
@@ -336,9 +366,14 @@ def speedup_by_batch(curves: Mapping[str, Mapping[int, object]], title: str) -> 
         ax.plot(batches, [points[b].value for b in batches], marker=marker_of(setting), markersize=5, **style)
         for b in batches:
             ax.errorbar([b], [points[b].value], yerr=error_bars(*points[b][:3]), color=style["color"], capsize=2, linewidth=0.9)
-        ax.annotate(label_of(setting), (batches[-1], points[batches[-1]].value), xytext=(6, 0), fontsize=8,
-                    textcoords="offset points", va="center", color=style["color"])  # fmt: skip
-    no_gain(ax)
+    ends = [(setting, max(points), points[max(points)].value) for setting, points in curves.items()]
+    top = max(e.high if np.isfinite(e.high) else e.value for points in curves.values() for e in points.values())
+    for (setting, batch, _), y in zip(ends, apart([v for *_, v in ends], 0.055 * top), strict=True):
+        ax.annotate(label_of(setting), (batch, y), xytext=(8, 0), fontsize=8, textcoords="offset points", va="center",
+                    color=colour_of(setting))  # fmt: skip
+    ax.axhline(1.0, color="#888888", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+    ax.annotate("no gain", (0.0, 1.0), xycoords=("axes fraction", "data"), xytext=(3, 2), textcoords="offset points",
+                fontsize=7.5, color="#6B6B6B")  # fmt: skip
     ax.set_xscale("log", base=2)
     ticks = sorted({b for points in curves.values() for b in points})
     ax.set_xticks(ticks, [str(b) for b in ticks])
@@ -460,7 +495,7 @@ def recommendation(answer) -> Figure:
     batches = answer.batch_sizes
     names = list(dict.fromkeys(p.setting for p in answer.predictions if p.speculative is not None))
     paying = len({p.setting for p in answer.predictions if p.verdict == "pays"})
-    title = f"{paying} of {len(names)} settings surely pay somewhere on this log" if names else "Nothing to compare"
+    title = f"{paying} of {len(names)} settings surely pay at some batch size" if names else "Nothing to compare"
     height = 1.6 + 0.24 * max(len(names), 2)
     width = 2.2 + 1.9 * len(batches)
     figure, axes = new(title, ncols=len(batches), width=width, height=height, sharey=True, squeeze=False)
