@@ -245,10 +245,10 @@ class Runner:
         """Measure one cell; returns its record and trace."""
         prompts = self.prompts(cell.workload)
         ids = [p.token_ids for p in prompts]
-        self.warm_up(cell)
-        self.prepare_memory(cell, ids)
         if cell.draft_tokens is not None:
             drafters.set_walk(os.environ["SPECULATION_WALK_FILE"], cell.draft_tokens, cell.uneven)
+        self.warm_up(cell)
+        self.prepare_memory(cell, ids)
         if cell.workload.name != "random":  # step times want their prompts read fast, not honestly
             self.llm.reset_prefix_cache()
         counts_path = os.environ.get("SPECULATION_DRAFTER_COUNTS")
