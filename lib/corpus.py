@@ -42,6 +42,8 @@ def sonnet_lines() -> tuple[str, ...]:
     data = asset_path().read_bytes()
     found = hashlib.sha256(data).hexdigest()
     if found != SHA256:
-        raise CorpusError(f"corpus asset {ASSET} has SHA-256 {found[:12]}…, allowed: {SHA256[:12]}… (the pinned version)")
+        raise CorpusError(
+            f"corpus asset {ASSET} has SHA-256 {found[:12]}…, allowed: {SHA256[:12]}… (the pinned version)"
+        )
     lines = (line.strip() for line in data.decode("utf-8").splitlines()[1:])
     return tuple(line for line in lines if line and not line.isdigit())[:NUM_LINES]

@@ -301,8 +301,8 @@ def acceptance_by_workload(
         mark = [(h, t) for h, t in zip(*axes[0].get_legend_handles_labels(), strict=True) if t.startswith("as published")]
         axes[0].legend(*zip(*mark, strict=True), loc="upper center", fontsize=7.5)
     axes[0].set_ylabel("mean acceptance length K")
-    axes[0].set_ylim(bottom=1)
-    axes[0].margins(y=0.16)
+    tallest = max([axes[0].get_ylim()[1], *(r.value for rs in (printed or {}).values() for r in rs if r is not None)])
+    axes[0].set_ylim(1, 1.12 * tallest)
     axes[1].set_ylabel("draft acceptance rate [%]")
     axes[1].set_ylim(0, 112)
     axes[1].set_yticks(range(0, 101, 20))

@@ -52,9 +52,7 @@ def _suffix(p: Profile, memory: str = "off", gamma: int | None = None) -> Specul
 
 
 def _drafter(p: Profile, name: str, gamma: int, **options) -> Speculative:
-    return Speculative(
-        method="custom_class", num_speculative_tokens=gamma, drafter=name, drafter_options=options
-    )
+    return Speculative(method="custom_class", num_speculative_tokens=gamma, drafter=name, drafter_options=options)
 
 
 def _ngram_options(p: Profile) -> dict:
@@ -79,7 +77,9 @@ def setting(p: Profile, name: str) -> tuple[Engine, str | None]:
     """
     base, gamma = p.base_engine, p.ngram.num_speculative_tokens
 
-    def with_(speculative: Speculative | None = None, memory: str | None = None, **changes) -> tuple[Engine, str | None]:
+    def with_(
+        speculative: Speculative | None = None, memory: str | None = None, **changes
+    ) -> tuple[Engine, str | None]:
         # copy-by-validation, so that impossible pairs are refused here and not by the engine
         return Engine.model_validate(base.model_dump() | {"speculative": speculative} | changes), memory
 

@@ -91,7 +91,10 @@ def decode_steps(trace: Trace) -> dict[str, np.ndarray]:
     """
     columns = {name: np.asarray(values) for name, values in trace.steps.items()}
     if not columns or len(columns["t_s"]) < 2:
-        return {name: values[:0] for name, values in columns.items()} | {"step_ms": np.zeros(0), "verified": np.zeros(0)}
+        return {name: values[:0] for name, values in columns.items()} | {
+            "step_ms": np.zeros(0),
+            "verified": np.zeros(0),
+        }
     step_ms = 1000 * np.diff(columns["t_s"], prepend=np.nan)
     pure = (columns["prefills"] == 0) & (columns["running"] > 0) & np.isfinite(step_ms)
     chosen = {name: values[pure] for name, values in columns.items()}

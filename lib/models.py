@@ -89,7 +89,9 @@ def _gguf_of(name: str) -> Path:
     try:
         files = metadata.files(package) or []
     except metadata.PackageNotFoundError:
-        raise ModelError(f"model {name} is missing, allowed: the pinned package {package} installed (make env)") from None
+        raise ModelError(
+            f"model {name} is missing, allowed: the pinned package {package} installed (make env)"
+        ) from None
     for file in files:
         if str(file).endswith(suffix):
             return Path(str(file.locate()))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lib import figures, ladder, metrics, params, records, stats
+from lib import figures, ladder, params, records, stats
 from lib.records import Record, Store
 from lib.stats import Estimate
 
@@ -36,9 +36,7 @@ def _main(p: params.Profile, held: list[Record], setting: str, workload: str | N
 def ratios(p: params.Profile, held: list[Record], setting: str) -> dict[str, Estimate]:
     """Throughput over vanilla as shipped, by workload."""
     base = _main(p, held, "vanilla")
-    return {
-        w: stats.speedup(tests, base) for w in p.workloads if stats.pair(tests := _main(p, held, setting, w), base)
-    }
+    return {w: stats.speedup(tests, base) for w in p.workloads if stats.pair(tests := _main(p, held, setting, w), base)}
 
 
 def _span(found: dict[str, Estimate]) -> str:
@@ -52,7 +50,9 @@ def answer() -> str:
     by_setting = {s: found for s in SHOWN if (found := ratios(p, held, s))}
     batch, first = p.batch_sizes[0], held[0]
     machine = first.provenance.gpu or first.provenance.cpu
-    where = f"{p.model.name}, {p.engine.dtype}, {machine}, vLLM {first.resolved.vllm_version}, {batch} requests in flight"
+    where = (
+        f"{p.model.name}, {p.engine.dtype}, {machine}, vLLM {first.resolved.vllm_version}, {batch} requests in flight"
+    )
     lines = [f"*{where}; throughput as a multiple of vanilla as shipped, with 95 % intervals:*", ""]
     sentences = {
         "full": "The published full configuration (suffix 32, PIECEWISE, gpu_memory_utilization 0.80) gives {}.",
@@ -78,30 +78,11 @@ def noise(p: params.Profile) -> str:
     arms = [ladder.named(held, "vanilla", repeat=i) for i in range(p.repeats)]
     if len([arm for arm in arms if arm]) < 2:
         return "The A/A arm was not measured."
-    floor = 100 * (np.exp(stats.noise_floor(arms)) - 1)
-    pooled = []
-    for w in p.workloads:
-        a, b = (ladder.named(arm, "vanilla", workload=w) for arm in arms[:2])
-        if a and b:
-            walls = [sum(r.wall_s for r in rs) for rs in (a, b)]
-            tokens = [sum(r.counters.num_output_tokens for r in rs) for rs in (a, b)]
-            pooled.append(abs(np.log(tokens[0] / walls[0] * walls[1] / tokens[1])))
+    cell, pooled = (100 * (np.exp(stats.noise_floor(arms, pooled=by)) - 1) for by in (False, True))
     return (
-        f"Two identical vanilla engines differ by up to {floor:.0f} % in a single engine cell and by up to "
-        f"{100 * (np.exp(max(pooled)) - 1):.0f} % over a workload's seeds: a ratio inside that is too close to call."
+        f"Two identical vanilla engines differ by up to {cell:.0f} % in a single engine cell and by up to {pooled:.0f} % "
+        f"over a workload's seeds: a ratio inside that is too close to call."
     )
-
-
-def dispatch(p: params.Profile, held: list[Record]) -> dict[str, dict[str, float]]:
-    """Share of decode steps by dispatched graph mode, by setting."""
-    store = Store(records.data_folder(p.profile))
-    table = {}
-    for setting in ("vanilla", *SHOWN):
-        parts = [metrics.graph_mode_shares(store.trace(r)) for r in _main(p, held, setting) if r.has_trace]
-        parts = [part for part in parts if part]
-        if parts:
-            table[setting] = {m: float(np.mean([x.get(m, 0) for x in parts])) for m in ("FULL", "PIECEWISE", "NONE")}
-    return table
 
 
 def render() -> str:

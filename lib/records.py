@@ -305,4 +305,3 @@ def snapshot(records: Iterable[Record]) -> Any:
             row |= {f"resolved_{k}": getattr(r.resolved, k) for k in keys}
         rows.append(row)
     return pd.DataFrame(rows)
-

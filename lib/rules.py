@@ -124,7 +124,7 @@ class Bench:
         for r in self.records("vanilla"):
             arms.setdefault(r.cell.engine.repeat, []).append(r)
         try:
-            return stats.noise_floor(list(arms.values()))
+            return stats.noise_floor(list(arms.values()), pooled=True)
         except ValueError:  # no cell was repeated
             return 0.0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -126,7 +126,9 @@ def mean_acceptance_length(records: Sequence[Record], *, seed: int = 0) -> Estim
     value = metrics.mean_acceptance_length(metrics.pooled(records))
 
     def rows(r: Record) -> np.ndarray:
-        return np.array([[sum(q.accepted_per_step) + len(q.drafted_per_step), len(q.drafted_per_step)] for q in r.requests])
+        return np.array(
+            [[sum(q.accepted_per_step) + len(q.drafted_per_step), len(q.drafted_per_step)] for q in r.requests]
+        )
 
     groups = _per_request(records, rows)
     if not groups or not sum(g[:, 1].sum() for g in groups):
@@ -148,20 +150,34 @@ def acceptance_rate(records: Sequence[Record], *, seed: int = 0) -> Estimate:
     return bootstrap(groups, _ratio_of_sums, seed=seed)
 
 
-def noise_floor(arms: Sequence[Sequence[Record]], *, seed: int = 0) -> float:
-    """Largest relative departure from 1 of the throughput ratio of identical cells in two arms (A/A), per cell."""
-    pairs = [
-        metrics.throughput_tok_s(t) / metrics.throughput_tok_s(b)
-        for index, tests in enumerate(arms)
-        for bases in arms[index + 1 :]
-        for t, b in _pair_any_repeat(tests, bases)
-    ]
-    if not pairs:
+def noise_floor(arms: Sequence[Sequence[Record]], *, pooled: bool = False) -> float:
+    """Largest |log ratio| of the throughputs of identical cells in two arms (A/A): what a log speedup must exceed.
+
+    Per engine cell; `pooled`: per workload and batch size over its seeds, the floor for ratios that pool seeds too.
+    Raises ValueError without two arms that share a cell.
+    """
+    logs = []
+    for index, tests in enumerate(arms):
+        for bases in arms[index + 1 :]:
+            groups: dict[tuple, list[tuple[Record, Record]]] = {}
+            for test, base in _identical(tests, bases):
+                w = test.cell.workload
+                key = (w.name, test.cell.batch_size) if pooled else (w, test.cell.batch_size, test.cell.output_tokens)
+                groups.setdefault(key, []).append((test, base))
+            logs += [np.log(_pooled_rate(t for t, _ in g) / _pooled_rate(b for _, b in g)) for g in groups.values()]
+    if not logs:
         raise ValueError("arms holds no pair of identical cells, allowed: at least two repeats of one cell")
-    return float(np.max(np.abs(np.log(pairs))))
+    return float(np.max(np.abs(logs)))
 
 
-def _pair_any_repeat(tests: Sequence[Record], bases: Sequence[Record]) -> list[tuple[Record, Record]]:
+def _pooled_rate(records: Iterable[Record]) -> float:
+    records = list(records)
+    return sum(r.counters.num_output_tokens for r in records) / sum(r.wall_s for r in records)
+
+
+def _identical(tests: Sequence[Record], bases: Sequence[Record]) -> list[tuple[Record, Record]]:
     same = {(b.cell.workload, b.cell.batch_size, b.cell.output_tokens): b for b in bases if b.status == "ok"}
-    found = ((t, same.get((t.cell.workload, t.cell.batch_size, t.cell.output_tokens))) for t in tests if t.status == "ok")
+    found = (
+        (t, same.get((t.cell.workload, t.cell.batch_size, t.cell.output_tokens))) for t in tests if t.status == "ok"
+    )
     return [(t, b) for t, b in found if b is not None]

@@ -176,7 +176,9 @@ class Runner:
 
     def __init__(self, llm: Any, plan: dict, settled: Resolved, start_s: float):
         self.llm, self.plan, self.resolved, self.start_s = llm, plan, settled, start_s
-        self.tokenizer = None if plan["cells"][0]["engine"].get("model", {}).get("source") == "shape" else llm.get_tokenizer()
+        self.tokenizer = (
+            None if plan["cells"][0]["engine"].get("model", {}).get("source") == "shape" else llm.get_tokenizer()
+        )
         self.seen: set[tuple[int, ...]] = set()  # prompts that this engine has answered
         self.warmed: set[int] = set()
         self.ran = 0
@@ -187,7 +189,11 @@ class Runner:
         return workloads.build(workload, self.tokenizer, vocab_size=size)
 
     def generate(
-        self, prompts: list[list[int]], output_tokens: int, ignore_eos: bool, batch_size: int,
+        self,
+        prompts: list[list[int]],
+        output_tokens: int,
+        ignore_eos: bool,
+        batch_size: int,
         recorder: StepRecorder | None = None,
     ) -> list[Any]:
         """Greedy outputs in prompt order, never more than `batch_size` requests in flight; with internal ids."""

@@ -99,9 +99,7 @@ def _chat(rng: random.Random, target: int, form: str, tokenizer: Tokenizer) -> l
 
     def render(lines: list[str], question: str) -> list[int]:
         user = "\n".join(lines) + "\n\n" + question
-        return _render(
-            [{"role": "system", "content": persona}, {"role": "user", "content": user}], form, tokenizer
-        )
+        return _render([{"role": "system", "content": persona}, {"role": "user", "content": user}], form, tokenizer)
 
     # the question is drawn after the lines: with the shortest one the size is met whichever it is
     shortest = min(QUESTIONS, key=lambda q: len(tokenizer.encode(q)))

@@ -22,8 +22,12 @@ def record(asked: Cell, *, wall_s=2.0, tpot_s=0.1, tokens=10, drafts=0, drafted=
     """Two requests of `tokens` tokens, each token `tpot_s` after the one before."""
     requests = tuple(
         Request(
-            num_prompt_tokens=8, num_output_tokens=tokens, first_token_s=0.1, last_token_s=0.1 + tpot_s * (tokens - 1),
-            finish_reason=reason, output_hash=f"h{i}",
+            num_prompt_tokens=8,
+            num_output_tokens=tokens,
+            first_token_s=0.1,
+            last_token_s=0.1 + tpot_s * (tokens - 1),
+            finish_reason=reason,
+            output_hash=f"h{i}",
         )  # fmt: skip
         for i, reason in enumerate(("length", "stop"))
     )

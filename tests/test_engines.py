@@ -45,7 +45,9 @@ def wait_until(condition, seconds=90):
 def store(tmp_path_factory) -> records.Store:
     """Vanilla, ngram, and suffix with its three memory arms, on the same two prompts."""
     p = small()
-    cells = ladder.cells(p, ["vanilla", "ngram", "suffix", "suffix_cold", "suffix_warm"], batch_sizes=[2], keep_tokens=True)
+    cells = ladder.cells(
+        p, ["vanilla", "ngram", "suffix", "suffix_cold", "suffix_warm"], batch_sizes=[2], keep_tokens=True
+    )
     # the same prompts again in the same engine: a batch size of 3 changes nothing for two prompts but the id
     cells += ladder.cells(p, ["suffix"], batch_sizes=[3], keep_tokens=True)
     return engines.run(cells, p, progress=False, folder=tmp_path_factory.mktemp("runs"))

@@ -27,7 +27,10 @@ def test_every_profile_loads_under_its_own_name(path):
         ({"workloads": ["sonet"]}, ["workloads", "sonet", "sonnet"]),
         ({"engine": {**CPU["engine"], "max_model_len": 400}}, ["max_model_len", "400", "448"]),
         ({"cudagraph_modes": ["PIECEWISE"]}, ["cudagraph_modes", "PIECEWISE", "enforce_eager"]),
-        ({"engine": {**CPU["engine"], "cudagraph_mode": "PIECEWISE"}}, ["cudagraph_mode", "PIECEWISE", "enforce_eager"]),
+        (
+            {"engine": {**CPU["engine"], "cudagraph_mode": "PIECEWISE"}},
+            ["cudagraph_mode", "PIECEWISE", "enforce_eager"],
+        ),
         ({"ngram": {"prompt_lookup_min": 6, "prompt_lookup_max": 5}}, ["prompt_lookup_min", "6", "5"]),
         ({"batch_sizes": [64]}, ["batch_sizes", "64", "max_num_seqs"]),
         ({"num_prompts": {4: 2}}, ["num_prompts", "8"]),

@@ -67,7 +67,12 @@ def test_noise_floor_is_the_largest_log_ratio():
 
 @pytest.mark.parametrize(
     ("spec", "text"),
-    [("", "1.23 [1.10, 1.40]"), (".1f", "1.2 [1.1, 1.4]"), ("20", "1.23 [1.10, 1.40]   "), (">16.1f", "  1.2 [1.1, 1.4]")],
+    [
+        ("", "1.23 [1.10, 1.40]"),
+        (".1f", "1.2 [1.1, 1.4]"),
+        ("20", "1.23 [1.10, 1.40]   "),
+        (">16.1f", "  1.2 [1.1, 1.4]"),
+    ],
 )
 def test_an_estimate_formats_with_its_interval(spec, text):
     assert format(stats.Estimate(1.234, 1.1, 1.4, 5), spec) == text

@@ -35,7 +35,9 @@ def test_same_seed_same_ids_and_size_within_a_line(name, form):
     assert a == b
     other = workloads.build(make(name, form=form, seed=1), Words())
     assert {tuple(p.token_ids) for p in a}.isdisjoint(tuple(p.token_ids) for p in other)
-    slack = max(len(Words().encode(q)) for q in workloads.QUESTIONS) + 16  # the chat question comes after the size is met
+    slack = (
+        max(len(Words().encode(q)) for q in workloads.QUESTIONS) + 16
+    )  # the chat question comes after the size is met
     assert all(120 <= len(p.token_ids) <= 120 + slack for p in a)
 
 
@@ -119,7 +121,12 @@ def test_own_prompts(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("", "no prompt"), ("{}\n", "line 1 has no prompt"), ('{"prompt": "a"}\n[1]\n', "line 2"), ("nonsense\n", "line 1")],
+    [
+        ("", "no prompt"),
+        ("{}\n", "line 1 has no prompt"),
+        ('{"prompt": "a"}\n[1]\n', "line 2"),
+        ("nonsense\n", "line 1"),
+    ],
 )
 def test_bad_own_prompts_are_one_sentence(tmp_path, text, words):
     file = tmp_path / "own.jsonl"
