@@ -119,7 +119,7 @@ class _Lock:
 
     def __enter__(self) -> _Lock:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = open(self.path, "a+")  # noqa: SIM115 - held open for as long as the lock is
+        self.file = open(self.path, "a+")  # held open for as long as the lock is
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
