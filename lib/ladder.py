@@ -223,7 +223,7 @@ def notebook_cells(p: Profile, notebook: str) -> list[Cell]:
             return (
                 cells(fresh, ["suffix", "suffix_cold"], workloads=WORKLOADS, seeds=first)
                 + cells(again, ["suffix", "suffix_warm"], workloads=mixes, seeds=first)
-                + narrow(p, moved)
+                + narrow(p, ["ngram", "ngram_g12", *moved])
             )
     raise ParamsError(f"notebook is {notebook!r}, allowed: 01, 02, 03, 04, 08")
 

@@ -428,7 +428,7 @@ def test_suffix_limit(on_cpu, drafted, verdict):
 def test_long_drafts_and_short_lookups(on_cpu, accepted, verdict):
     on_cpu.add("ngram", drafts=100, drafted=700, accepted=300)
     on_cpu.add("ngram_min1", drafts=100, drafted=700, accepted=accepted)
-    on_cpu.add("ngram_g10", drafts=100, drafted=1000, accepted=accepted)
+    on_cpu.add("ngram_g12", drafts=100, drafted=1200, accepted=2 * accepted)
     assert judge("C82", on_cpu) == judge("C80", on_cpu)[:1] == [verdict]
 
 
