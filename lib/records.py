@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import gzip
 import os
-import sys
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -247,24 +247,25 @@ def runs_folder(profile: str) -> Path:
 
 
 def load(profile: str, cells: Iterable[Cell]) -> list[Record]:
-    """Committed records of `cells`, in order; cells without one are named on stderr and left out."""
+    """Committed records of `cells`, in order; cells without one are counted in a printed line and left out."""
     return select(Store(data_folder(profile)), cells)
 
 
 def select(store: Store, cells: Iterable[Cell]) -> list[Record]:
-    """The store's records of `cells`, in order; what is missing or failed is named on stderr, not raised."""
-    found, missing = [], []
+    """The store's records of `cells`, in order; what is missing or failed is counted in a printed line, not raised."""
+    found, missing = [], Counter()
     for cell in cells:
         record = store.get(cell)
         if record is None:
-            missing.append(f"{cell.setting} {cell.workload.name} (batch {cell.batch_size}, seed {cell.workload.seed})")
+            missing[cell.setting] += 1
         else:
             found.append(record)
     if missing:
-        print(f"no record of {len(missing)} engine cells: {'; '.join(missing[:4])} ...", file=sys.stderr)
+        named = ", ".join(f"{setting} {count}" for setting, count in sorted(missing.items()))
+        print(f"no record of {sum(missing.values())} engine cells: {named}")
     failed = [f"{r.cell.setting} {r.cell.workload.name}: {r.status}, {r.reason}" for r in found if r.status != "ok"]
     if failed:
-        print(f"{len(failed)} engine cells failed: {'; '.join(failed[:4])}", file=sys.stderr)
+        print(f"{len(failed)} engine cells failed: {'; '.join(failed)}")
     return found
 
 
