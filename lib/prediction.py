@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -35,6 +35,9 @@ PAYS, NOT, CLOSE = "pays", "does not pay", "too close to call"
 NUM_RESAMPLES = 500
 MAX_CAPTURED = 512  # tokens of the largest CUDA graph that vLLM captures by default
 POOL_FROM = 4_000_000  # tokens to replay from which several processes are started
+MIN_POOLED = 12  # steps behind a point of a law that is fitted to runs with real prompts
+# the laws know the graph modes that vLLM chooses by itself, not those that a cell forces upon every step
+CHOSEN_MODES = (None, "PIECEWISE", "FULL_AND_PIECEWISE")
 OUTSIDE = 0.05  # share of decode time outside the measured grid beyond which no verdict is given
 
 
@@ -150,37 +153,52 @@ def _grid_context(law: Law) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Observed:
-    """What a run with real prompts shows beyond the law: ms of its full-batch decode steps, and of its prompts."""
+    """A run with real prompts: its decode steps, and those that read prompts, as arrays of equal length."""
 
-    label: str
-    workload: str
-    drafter: str
-    batch_size: int
-    extra_ms: float  # NaN without enough steps
-    prompts_ms: float = 0.0
-    num_prompt_tokens: int = 0
+    record: Record
+    decode: Mapping[str, np.ndarray]  # running, verified, graph_mode, step_ms
+    reading: Mapping[str, np.ndarray]  # decoding, graph_mode, step_ms; empty for runs that speculate
+
+    @property
+    def label(self) -> str:
+        return steptime.model_label(self.record.cell.engine)
+
+    @property
+    def workload(self) -> str:
+        return self.record.cell.workload.name
+
+    @property
+    def drafter(self) -> str:
+        return drafter_of(self.record.cell.engine.speculative)
+
+    def extra_ms(self, law: Law) -> float:
+        """ms by which the median full-batch decode step exceeds the law; NaN without such steps."""
+        full = self.decode["running"] == self.record.cell.batch_size
+        if full.sum() < steptime.MIN_STEPS:
+            return float("nan")
+        running, verified, modes, step_ms = (
+            self.decode[name][full] for name in ("running", "verified", "graph_mode", "step_ms")
+        )
+        return float(np.median(step_ms - _law_ms(law, running, verified, modes)))
+
+    def prompts_ms(self, law: Law) -> float:
+        """ms that the steps that read prompts took beyond the law."""
+        decoding, modes, step_ms = (self.reading[name] for name in ("decoding", "graph_mode", "step_ms"))
+        return float((step_ms - _law_ms(law, decoding, decoding, modes)).sum())
 
 
-def _observe(record: Record, trace: Trace, law: Law) -> _Observed:
+def _observe(record: Record, trace: Trace) -> _Observed:
     steps = metrics.decode_steps(trace)
-    full = steps["running"] == record.cell.batch_size
-    extra = float("nan")
-    if full.sum() >= steptime.MIN_STEPS:
-        modes = steps["graph_mode"][full]
-        predicted = _law_ms(law, steps["running"][full], steps["verified"][full], modes)
-        extra = float(np.median(steps["step_ms"][full] - predicted))
-    found = _Observed(
-        steptime.model_label(record.cell.engine), record.cell.workload.name,
-        drafter_of(record.cell.engine.speculative), record.cell.batch_size, extra,
-    )  # fmt: skip
-    if record.cell.engine.speculative is not None:
-        return found
+    decode = {name: steps[name] for name in ("running", "verified", "graph_mode", "step_ms")}
     columns = {name: np.asarray(values) for name, values in trace.steps.items()}
-    reading = columns["prefills"] != 0
-    step_ms = 1000 * np.diff(columns["t_s"], prepend=0.0)[reading]
-    decoding = np.maximum(columns["running"] - np.maximum(columns["prefills"], 0), 1)[reading]
-    excess = float((step_ms - _law_ms(law, decoding, decoding, columns["graph_mode"][reading])).sum())
-    return replace(found, prompts_ms=excess, num_prompt_tokens=record.counters.num_prompt_tokens)
+    plain = record.cell.engine.speculative is None
+    at = columns["prefills"] != 0 if plain else np.zeros(len(columns["prefills"]), bool)
+    reading = {
+        "decoding": np.maximum(columns["running"] - np.maximum(columns["prefills"], 0), 1)[at],
+        "graph_mode": columns["graph_mode"][at],
+        "step_ms": 1000 * np.diff(columns["t_s"], prepend=0.0)[at],
+    }
+    return _Observed(record, decode, reading)
 
 
 def _law_ms(law: Law, batch: np.ndarray, verified: np.ndarray, modes: np.ndarray) -> np.ndarray:
@@ -193,20 +211,71 @@ def _law_ms(law: Law, batch: np.ndarray, verified: np.ndarray, modes: np.ndarray
     return ms
 
 
+def _rows(observed: Iterable[_Observed]) -> list[steptime.Row]:
+    """Points for a law from decode steps of real runs: medians over steps of about one batch and draft length.
+
+    A bucket spans a factor of the square root of 2 in either; contexts are not told apart. Rows of drafting steps go
+    under the name of the grid's drafter.
+    """
+    pooled: dict[tuple, list[tuple[float, float, float]]] = {}
+    first: dict[tuple, Record] = {}
+    for o in observed:
+        setting = "vanilla" if o.drafter == "vanilla" else "walking"
+        eager = o.record.resolved is not None and o.record.resolved.enforce_eager
+        for running, verified, mode, ms in zip(*o.decode.values(), strict=True):
+            told = str(mode) or ("NONE" if eager else steptime.UNTOLD)
+            buckets = (round(2 * np.log2(running)), round(2 * np.log2(verified / running)))
+            key = (setting, told, o.workload, *buckets)
+            pooled.setdefault(key, []).append((running, verified / running, ms))
+            first.setdefault(key, o.record)
+    rows = []
+    for (setting, mode, *_), steps in sorted(pooled.items()):
+        if len(steps) >= MIN_POOLED:
+            batch, each, ms = np.median(np.array(steps, float), axis=0)
+            record = first[(setting, mode, *_)]
+            rows.append(
+                steptime.Row(
+                    model=steptime.model_label(record.cell.engine), hardware=steptime.hardware_of(record),
+                    setting=setting, mode=mode, batch=round(batch), verified=round(batch) * each, context=1.0, step_ms=ms,
+                    low_ms=ms, high_ms=ms, num_steps=len(steps), parameters_b=steptime.parameters_b(record),
+                )
+            )  # fmt: skip
+    return rows
+
+
+_CHEAP = {"vanilla", "NullDrafter", "PaddedNgram", "ngram"}
+
+
 @dataclass(frozen=True)
 class Survey:
     """A folder of records read once: the laws of its models, and what real prompts cost beyond them."""
 
-    laws: Mapping[str, Mapping[str, Law]]  # by model label, then setting
+    grids: Mapping[str, Mapping[str, Law]]  # from random prompts, by model label and setting
     observed: tuple[_Observed, ...]
-    noise: Mapping[str, float]
+    noise: Mapping[str, float]  # A/A floor of ratios that pool seeds, by model label
+    cell_noise: Mapping[str, float]  # A/A floor of single engine cells
     runners: Mapping[str, Literal["V1", "V2"]]
     parameters_b: Mapping[str, float]  # billions; 0 where unknown
+
+    def real(self, label: str, without: str | None = None) -> list[_Observed]:
+        """Runs of a model with real prompts, without those of one workload."""
+        return [o for o in self.observed if o.label == label and o.workload != without]
+
+    def laws(self, label: str, without: str | None = None) -> Mapping[str, Law]:
+        """A model's laws by setting: of its grid of random prompts, else fitted to its runs with real prompts."""
+        grid = self.grids.get(label, {})
+        if {"vanilla", "walking"} <= set(grid):
+            return grid
+        real = self.real(label, without)
+        # a drafter's own time is no part of the law, so cheap drafters come first
+        cheap = [o for o in real if o.drafter in _CHEAP]
+        return steptime.laws(_rows(cheap if len({o.drafter for o in cheap}) > 1 else real))
 
     @property
     def complete(self) -> list[str]:
         """Labels of the models whose law has a plain and a drafting side, smallest first."""
-        return [label for label, laws in self.laws.items() if {"vanilla", "walking"} <= set(laws)]
+        labels = sorted(self.parameters_b, key=lambda label: (self.parameters_b[label], label))
+        return [label for label in labels if {"vanilla", "walking"} <= set(self.laws(label))]
 
     def costs(self, model: str | None = None, *, without: str | None = None) -> Costs:
         """The costs of one model, needed by its label where there are several.
@@ -214,29 +283,34 @@ class Survey:
         without: a workload whose runs are not looked at, so that its speedups are predicted blindly. Raises
         NoLawError.
         """
-        if not self.laws:
-            raise NoLawError("law holds no step-time records, allowed: a folder with the grid of notebook 05")
-        if model is None and len(self.laws) > 1:
-            raise NoLawError(f"law holds several models, allowed: one of {', '.join(self.laws)} (--law-model)")
-        label = model or next(iter(self.laws))
-        if label not in self.laws:
-            raise NoLawError(f"law model is {label!r}, allowed: {', '.join(self.laws)}")
-        laws = self.laws[label]
-        if label not in self.complete:
+        known = self.complete
+        if not known:
+            raise NoLawError("law holds no step times, allowed: a folder with the grid of notebook 05")
+        if model is None and len(known) > 1:
+            raise NoLawError(f"law holds several models, allowed: one of {', '.join(known)} (--law-model)")
+        label = model or known[0]
+        if label not in known:
+            raise NoLawError(f"law model is {label!r}, allowed: {', '.join(known)}")
+        laws, real = self.laws(label, without), self.real(label, without)
+        if not {"vanilla", "walking"} <= set(laws):
             raise NoLawError(f"law of {label} lacks points, allowed: the whole grid of notebook 05")
-        real = [o for o in self.observed if o.label == label and o.workload != without]
         notes, groups = [], {}
-        for o in (o for o in real if np.isfinite(o.extra_ms)):
-            groups.setdefault(o.drafter, {}).setdefault(o.batch_size, []).append(o.extra_ms)
+        if "walking" not in self.grids.get(label, {}):
+            notes.append(f"The law of {label} comes from runs with real prompts, not from a grid of step times.")
+        for o in real:
+            extra = o.extra_ms(laws["vanilla" if o.drafter == "vanilla" else "walking"])
+            if np.isfinite(extra):
+                groups.setdefault(o.drafter, {}).setdefault(o.record.cell.batch_size, []).append(extra)
         if not groups:
             notes.append("No run with real prompts is in the law's folder: drafting on the host is left out.")
         extra_ms = {
             drafter: tuple((float(batch), float(np.median(found))) for batch, found in sorted(by_batch.items()))
             for drafter, by_batch in sorted(groups.items())
         }
-        tokens = sum(o.num_prompt_tokens for o in real)
+        plain = [o for o in real if o.drafter == "vanilla"]
+        tokens = sum(o.record.counters.num_prompt_tokens for o in plain)
         if tokens:
-            prompt_ms = max(sum(o.prompts_ms for o in real) / tokens, 0.0)
+            prompt_ms = max(sum(o.prompts_ms(laws["vanilla"]) for o in plain) / tokens, 0.0)
         else:
             prompt_ms = max(laws["vanilla"].regimes[0].token, 0.0)
             notes.append("No plain run with real prompts is in the law's folder: reading a prompt is the law's guess.")
@@ -250,22 +324,25 @@ def survey(all_records: Iterable[Record], store: Store) -> Survey:
     """Read a folder of records; each trace is read once."""
     good = [r for r in all_records if r.status == "ok" and r.has_trace]
     rows = steptime.by_model(steptime.rows_of([r for r in good if is_grid(r)], store))
-    laws = {label: steptime.laws(found) for label, found in rows.items()}
+    sizes = {label: found[0].parameters_b or 0.0 for label, found in rows.items()}
     observed, arms, runners = [], {}, {}
     for r in (r for r in good if not is_grid(r)):
         label, speculative = steptime.model_label(r.cell.engine), r.cell.engine.speculative
         if speculative is None and r.cell.setting != "vanilla":
             continue  # other baselines say nothing about vanilla as shipped
-        law = laws.get(label, {}).get("vanilla" if speculative is None else "walking")
-        if law is not None:
-            observed.append(_observe(r, store.trace(r), law))
+        if r.cell.engine.cudagraph_mode in CHOSEN_MODES:
+            observed.append(_observe(r, store.trace(r)))
+            sizes.setdefault(label, steptime.parameters_b(r) or 0.0)
         if speculative is None:
             arms.setdefault(label, {}).setdefault(r.cell.engine.repeat, []).append(r)
         if r.cell.setting == "ngram" and r.resolved is not None:
             runners[label] = r.resolved.runner
-    noise = {label: _noise(list(by_repeat.values())) for label, by_repeat in arms.items()}
-    sizes = {label: found[0].parameters_b or 0.0 for label, found in rows.items()}
-    return Survey(laws, tuple(observed), noise, runners, sizes)
+    pooled, single = (
+        {label: _noise(list(by_repeat.values()), together) for label, by_repeat in arms.items()}
+        for together in (True, False)
+    )
+    laws = {label: steptime.laws(found) for label, found in rows.items()}
+    return Survey(laws, tuple(observed), pooled, single, runners, sizes)
 
 
 def survey_folder(folder: Path | str) -> Survey:
@@ -277,10 +354,10 @@ def survey_folder(folder: Path | str) -> Survey:
     return survey(store.all(), store)
 
 
-def _noise(arms: Sequence[Sequence[Record]]) -> float:
+def _noise(arms: Sequence[Sequence[Record]], pooled: bool) -> float:
     """A/A noise floor; NaN without repeats of identical cells."""
     try:
-        return stats.noise_floor(arms)
+        return stats.noise_floor(arms, pooled=pooled)
     except ValueError:
         return float("nan")
 
@@ -586,9 +663,7 @@ def comparisons(all_records: Sequence[Record], store: Store, *, progress: bool =
     """
     good = [r for r in all_records if r.status == "ok" and not is_grid(r)]
     plain = [r for r in good if r.cell.setting == "vanilla" and has_tokens(r, store)]
-    # the laws know the graph modes that vLLM chooses by itself, not those that a cell forces upon every step
-    chosen = (None, "PIECEWISE", "FULL_AND_PIECEWISE")
-    tests = [r for r in good if r.cell.engine.cudagraph_mode in chosen and _replayable(r.cell.engine.speculative)]
+    tests = [r for r in good if r.cell.engine.cudagraph_mode in CHOSEN_MODES and _replayable(r.cell.engine.speculative)]
     engines: dict[str, list[Record]] = {}
     for r in sorted(tests, key=lambda r: r.order):
         engines.setdefault(engine_key(r.cell), []).append(r)

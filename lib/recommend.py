@@ -408,7 +408,7 @@ def _answer_of(options: argparse.Namespace) -> Answer:
     batch_sizes = _whole_numbers(options.batch)
     progress = not options.json and sys.stderr.isatty()
     surveyed = survey_folder(Path(options.law).absolute())
-    label, notes = _law_model(list(surveyed.laws), options.law_model, options.model)
+    label, notes = _law_model(surveyed.complete, options.law_model, options.model)
     costs = surveyed.costs(label)
     if options.runner:
         costs = replace(costs, runner=options.runner)

@@ -136,7 +136,7 @@ def test_steady_speedup_is_tau_over_r():
 
 def test_a_folder_without_a_law_is_refused(tmp_path):
     store = Store(tmp_path)
-    with pytest.raises(prediction.NoLawError, match="law holds no step-time records"):
+    with pytest.raises(prediction.NoLawError, match="law holds no step times"):
         prediction.survey(store.all(), store).costs()
 
 
