@@ -72,6 +72,7 @@ class StepTime(Frozen):
     contexts: tuple[int, ...] = (128,)
     contexts_of: dict[str, tuple[int, ...]] = Field(default_factory=dict)  # other contexts for single architectures
     num_steps: int = Field(default=16, ge=3)
+    rounds: int = Field(default=1, ge=1)  # times that the grid is walked, so that a slow minute hits no point alone
     dtype: str | None = None
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import Field
 
 from lib import ladder, metrics, published, shapes
-from lib.cells import Cell, Engine, Frozen, Model, Workload
+from lib.cells import Cell, Engine, Frozen, Model, Workload, engine_key
 from lib.params import Profile
 from lib.records import Record, Store, Trace
 from lib.stats import Estimate
@@ -134,7 +134,9 @@ def _grid(p: Profile, setting: str, engine: Engine, walks: list[tuple[int | None
     return [
         Cell(
             engine=engine,
-            workload=Workload(name="random", form="raw", num_prompts=batch, input_tokens=context),
+            workload=Workload(
+                name="random", form="raw", num_prompts=batch, input_tokens=context, seed=number
+            ),
             output_tokens=lengths[batch, context, gamma],
             ignore_eos=True,
             batch_size=batch,
@@ -142,6 +144,7 @@ def _grid(p: Profile, setting: str, engine: Engine, walks: list[tuple[int | None
             uneven=uneven,
             setting=setting,
         )
+        for number in range(s.rounds)
         for context in s.contexts
         for gamma, uneven in walks
         for batch in sorted(s.batch_sizes, reverse=True)
@@ -153,7 +156,7 @@ def _grid(p: Profile, setting: str, engine: Engine, walks: list[tuple[int | None
 
 
 class Row(Frozen):
-    """The median decode step of one engine cell in one graph mode, all requests running."""
+    """The median decode step of one point of the grid in one graph mode, all requests running."""
 
     model: str
     hardware: str
@@ -252,8 +255,33 @@ def rows(record: Record, trace: Trace) -> list[Row]:
 
 
 def rows_of(records: Iterable[Record], store: Store) -> list[Row]:
-    """Rows of all records that kept a trace."""
-    return [row for r in records if r.status == "ok" and r.has_trace for row in rows(r, store.trace(r))]
+    """Rows of all records that kept a trace, one a point of the grid and graph mode.
+
+    Rounds of a point are merged: the median of their medians, and an interval that holds theirs, because what
+    slows the host for a second slows all steps of a round alike.
+    """
+    rounds: dict[tuple, list[Row]] = {}
+    for r in records:
+        if r.status == "ok" and r.has_trace:
+            point = (engine_key(r.cell), r.cell.batch_size, r.cell.draft_tokens, r.cell.uneven)
+            for row in rows(r, store.trace(r)):
+                rounds.setdefault((*point, r.cell.workload.input_tokens, row.mode), []).append(row)
+    return [_merged(same) for same in rounds.values()]
+
+
+def _merged(same: Sequence[Row]) -> Row:
+    if len(same) == 1:
+        return same[0]
+    return same[0].model_copy(
+        update={
+            "step_ms": float(np.median([r.step_ms for r in same])),
+            "low_ms": min(r.low_ms for r in same),
+            "high_ms": max(r.high_ms for r in same),
+            "verified": float(np.median([r.verified for r in same])),
+            "context": float(np.median([r.context for r in same])),
+            "num_steps": sum(r.num_steps for r in same),
+        }
+    )
 
 
 def find(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lib import engines, figures, params, shapes, steptime
 from lib.cells import Cell, Engine, Model, Workload, engine_key
 from lib.params import Profile, StepTime
-from lib.records import Provenance, Record, Resolved, Trace
+from lib.records import Provenance, Record, Resolved, Store, Trace
 from lib.steptime import ExtrapolationError, FitError, Row
 
 # t = 10 + 0.5 V + 0.25 B, in ms, on three batch sizes and four draft lengths
@@ -423,6 +423,23 @@ def test_too_short_a_cell_gives_no_row():
     assert steptime.rows(*measured(steps=6)) == []
     record, trace = measured()
     assert steptime.rows(record.model_copy(update={"status": "oom"}), trace) == []
+
+
+def test_rounds_of_a_point_are_merged(tmp_path):
+    store = Store(tmp_path)
+    cells = [
+        c
+        for c in steptime.cells(profile(rounds=3))
+        if (c.batch_size, c.draft_tokens, c.uneven) == (8, 3, False)
+    ]
+    assert [c.workload.seed for c in cells] == [0, 1, 2]
+    for cell, step_s in zip(cells, (0.010, 0.011, 0.030), strict=True):
+        record, trace = measured(batch=8, step_s=step_s)
+        store.save(record.model_copy(update={"cell": cell}), trace)
+    (row,) = steptime.rows_of(store.all(), store)
+    assert row.step_ms == pytest.approx(11.0)  # one slow round in three moves the interval and not the value
+    assert (row.low_ms, row.high_ms) == (pytest.approx(10.0), pytest.approx(30.0))
+    assert row.num_steps == 3 * (12 - steptime.NUM_WARM_STEPS)
 
 
 @settings(max_examples=50, deadline=None)
