@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from tqdm.auto import tqdm
 
@@ -259,57 +258,81 @@ def run(
         return store
     methods = {c.engine.speculative.method for group in groups for c in group if c.engine.speculative}
     params.check_machine(profile, methods)
+    announce(groups)
     made = provenance()
     total = sum(map(len, groups))
     with _Lock(folder), tqdm(total=total, unit="engine cell", disable=not progress, file=sys.stderr) as bar:
         for index, group in enumerate(groups):
             bar.set_description(f"engine {index + 1}/{len(groups)}")
-            _run_group(group, profile, folder, made, store, bar)
+            with contextlib.closing(run_group(group, profile, folder, made, store, bar.refresh)) as events:
+                for what, cell in events:
+                    if what == "ended":
+                        bar.update()
+                    else:
+                        bar.set_postfix_str(f"{what} {cell.setting} {cell.workload.name} B={cell.batch_size}")
     store.refresh()
     return store
 
 
-def _run_group(group: list[Cell], profile: Profile, folder: Path, made: Provenance, store: Store, bar: Any) -> None:
-    """All cells of one engine; after a failure the rest goes through a fresh engine process."""
+def announce(groups: list[list[Cell]]) -> None:
+    """Name on stderr the models whose own code an engine is about to run; their records say so too."""
+    for name in sorted({g[0].engine.model.name for g in groups if g[0].engine.model.trust_remote_code}):
+        print(f"model.trust_remote_code is true: engines run code that {name} brings along", file=sys.stderr)
+
+
+def run_group(
+    group: list[Cell], profile: Profile, folder: Path, made: Provenance, store: Store, tick: Callable[[], None]
+) -> Iterator[tuple[str, Cell]]:
+    """All cells of one engine; after a failure the rest goes through a fresh engine process.
+
+    Yields ("starting" | "running" | "ended", cell); an ended cell's record is in the store. Close the iterator to end
+    the engine; the running cell is then recorded as interrupted. `tick` is called every few seconds.
+    """
     left = list(group)
     while left:
         process = Process(left, profile, folder, made)
         current, ready, failure = left[0], False, None
         by_id = {c.cell_id: c for c in left}
         try:
-            bar.set_postfix_str(f"starting {current.setting}")
-            for event in process.events(bar.refresh):
+            yield "starting", current
+            for event in process.events(tick):
                 match event["event"]:
                     case "ready":
                         ready = True
                     case "running":
                         current = by_id[event["cell_id"]]
-                        bar.set_postfix_str(f"{current.setting} {current.workload.name} B={current.batch_size}")
+                        yield "running", current
                     case "done":
                         left = [c for c in left if c.cell_id != event["cell_id"]]
-                        bar.update()
+                        current = left[0] if left else current  # what happens from now on is the next cell's
+                        yield "ended", by_id[event["cell_id"]]
                     case "failed":
                         failure = (event["status"], event["reason"])
                         break
                     case "died" | "timeout" as kind:
                         failure = ("timeout" if kind == "timeout" else "crashed", event["reason"])
         except BaseException as error:
-            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "crashed"
+            status = "interrupted" if isinstance(error, (KeyboardInterrupt, GeneratorExit)) else "crashed"
             process.end()
-            _store_failure(store, current, status, f"{type(error).__name__} in the caller", process, made)
+            if left:
+                _store_failure(store, current, status, f"{type(error).__name__} in the caller", process, made)
             raise
         process.end()
-        if failure is None:
+        if failure is None or not left:
             return
         # an engine that never became ready will not become ready for the next cell either
         lost = [current] if ready else left
         for cell in lost:
             _store_failure(store, cell, *failure, process, made)
-            bar.update()
+            yield "ended", cell
         left = [c for c in left if c not in lost]
 
 
 def _store_failure(store: Store, cell: Cell, status: str, reason: str, process: Process, made: Provenance) -> None:
+    store.refresh()
+    held = store.get(cell)
+    if held is not None and held.status == "ok":  # the engine ended between storing the cell and saying so
+        return
     tail = process.tail()
     if status == "crashed" and any("out of memory" in line.lower() for line in tail):
         status = "oom"
