@@ -10,11 +10,14 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from lib import corpus, engines, models, params, readme, records, sweep, workloads
+from lib import corpus, engines, fanout, models, params, readme, records, sweep, workloads
 
 NOTEBOOKS = records.ROOT / "notebooks"
 # One sentence and exit code 2 for what the reader can mend.
-EXPECTED = (params.ParamsError, engines.StoreBusy, corpus.CorpusError, models.ModelError, workloads.WorkloadError)
+EXPECTED = (
+    params.ParamsError, engines.StoreBusy, corpus.CorpusError, fanout.FanoutError, models.ModelError,
+    workloads.WorkloadError,
+)  # fmt: skip
 
 
 def _notebooks(only: Sequence[str] | None) -> list[Path]:
@@ -140,6 +143,13 @@ def status(options: argparse.Namespace) -> int:
     return 0
 
 
+def _hosts(text: str) -> list[int]:
+    """GPUs of each host, from `8,8`."""
+    if not all(part.isdigit() and int(part) for part in text.split(",")):
+        raise params.ParamsError(f"--hosts is {text!r}, allowed: the GPUs of each host, e.g. 8 or 8,8")
+    return [int(part) for part in text.split(",")]
+
+
 def run_sweep(options: argparse.Namespace) -> int:
     """Measure every engine cell of the collection; the plan comes first, failures are named at the end."""
     profile = params.load(options.profile)
@@ -153,8 +163,10 @@ def run_sweep(options: argparse.Namespace) -> int:
     else:
         print(sweep.describe(planned), flush=True)
     if options.dry_run:
+        if options.hosts and not options.json:
+            print(fanout.describe(fanout.place(planned, _hosts(options.hosts))))
         return 0
-    failed = sweep.run(profile, cells, retry)
+    failed = sweep.run(profile, cells, retry, options.ray)
     print(f"{len(cells) - len(failed)} of {len(cells)} engine cells measured")
     for line in failed:
         print(line, file=sys.stderr)
@@ -191,7 +203,9 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--only", help="notebook numbers, e.g. 01,05")
     sub.add_argument("--settings", help="settings of the ladder, in this order, e.g. vanilla,ngram")
     sub.add_argument("--retry", help="measure failed cells again: failed, or some of oom,timeout,crashed,invalid")
+    sub.add_argument("--ray", metavar="ADDRESS", help="spread the engines over this Ray cluster; local: this machine's GPUs")
     sub.add_argument("--dry-run", action="store_true", help="show the plan and stop")
+    sub.add_argument("--hosts", help="with --dry-run: place the plan on hosts of so many GPUs, e.g. 8 or 8,8")
     sub.add_argument("--json", action="store_true", help="the plan as JSON")
     sub = add("readme", update_readme, "compute the README's numbers from the records")
     sub.add_argument("--check", action="store_true", help="only say whether it is up to date")

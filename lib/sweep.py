@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from lib import engines, ladder, records, steptime
+from lib import engines, fanout, ladder, records, steptime
 from lib.cells import Cell
 from lib.params import ParamsError, Profile
 from lib.records import Store
@@ -87,9 +87,9 @@ def describe(planned: list[PlannedEngine]) -> str:
     return "\n".join(lines)
 
 
-def run(p: Profile, cells: list[Cell], retry: Iterable[str]) -> list[str]:
-    """Measure what is missing; returns one line for each cell that did not end well."""
-    store = engines.run(cells, p, retry=retry)
+def run(p: Profile, cells: list[Cell], retry: Iterable[str], ray: str | None = None) -> list[str]:
+    """Measure what is missing, here or over the Ray cluster `ray`; one line for each cell that did not end well."""
+    store = engines.run(cells, p, retry=retry) if ray is None else fanout.run(cells, p, address=ray, retry=retry)
     ended = [r for r in (store.get(c) for c in cells) if r is not None and r.status != "ok"]
     return [
         f"{r.cell.setting} {r.cell.workload.name} batch {r.cell.batch_size}: {r.status}, {r.reason}" for r in ended

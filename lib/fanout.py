@@ -1,0 +1,345 @@
+"""Many engines at once: a plan spread over many GPUs or hosts through Ray, and where each engine would go.
+
+Each engine is one Ray task that asks for its GPUs and runs the same worker in a process group of its own. A finished
+engine cell's files travel to the driver, which alone holds the store. Ray is imported inside functions only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tqdm.auto import tqdm
+
+from lib import engines, params, records
+from lib.cells import Cell
+from lib.params import Profile
+from lib.records import Provenance, Record, Store
+
+if TYPE_CHECKING:
+    from lib.sweep import PlannedEngine
+
+MAX_LOSSES = 3  # of one engine's node, before its remaining cells are recorded as crashed
+
+
+class FanoutError(RuntimeError):
+    """One sentence: what Ray or its cluster lacks."""
+
+
+# ---- where each engine goes ------------------------------------------------------------------------------
+
+
+class Slot(NamedTuple):
+    """One engine's place: `gpus` of `host` (both counted from 0) from `start_min` for `minutes`."""
+
+    engine: PlannedEngine
+    host: int
+    gpus: tuple[int, ...]
+    start_min: float
+    minutes: float
+
+
+class Placement(NamedTuple):
+    """A whole plan on described hosts. `hours` is None where no engine's minutes are known."""
+
+    slots: list[Slot]
+    hours: float | None  # from the first engine's start to the last one's end
+    gpu_hours: float | None  # GPUs held x time held
+    num_assumed: int  # engines without an earlier record: they count as long as the longest that has one
+
+
+def place(planned: Iterable[PlannedEngine], hosts: Iterable[int], assumed_minutes: float | None = None) -> Placement:
+    """Pack engines onto `hosts` (GPUs each): in order, each where it can start first; the lower host if equal.
+
+    An engine without an estimate takes `assumed_minutes`, else as long as the longest known one. FanoutError for an
+    engine that no host can hold.
+    """
+    planned, hosts = list(planned), list(hosts)
+    known = [e.minutes for e in planned if e.minutes is not None]
+    assumed = assumed_minutes if assumed_minutes is not None else max(known, default=None)
+    free_at = [[0.0] * gpus for gpus in hosts]  # minute at which each GPU is free again
+    slots = []
+    for engine in planned:
+        fitting = [h for h, gpus in enumerate(hosts) if gpus >= engine.num_gpus]
+        if not fitting:
+            raise FanoutError(
+                f"{engine.setting} asks for {engine.num_gpus} GPUs, allowed: at most those of one host "
+                f"({max(hosts, default=0)}), unless engine.distributed_executor_backend is ray"
+            )
+        minutes = engine.minutes if engine.minutes is not None else 1.0 if assumed is None else assumed
+        start, host = min((sorted(free_at[h])[engine.num_gpus - 1], h) for h in fitting)
+        by_time = sorted(range(hosts[host]), key=lambda gpu: (free_at[host][gpu], gpu))
+        gpus = tuple(sorted(by_time[: engine.num_gpus]))
+        for gpu in gpus:
+            free_at[host][gpu] = start + minutes
+        slots.append(Slot(engine, host, gpus, start, minutes))
+    if assumed is None:
+        return Placement(slots, None, None, len(slots))
+    hours = max((s.start_min + s.minutes for s in slots), default=0.0) / 60
+    gpu_hours = sum(s.engine.num_gpus * s.minutes for s in slots) / 60
+    return Placement(slots, hours, gpu_hours, len(planned) - len(known))
+
+
+def describe(placement: Placement) -> str:
+    """The placement as a table with its totals."""
+    lines = [f"{'host':>4} {'GPUs':8} {'from, min':>9} {'minutes':>8}  engine"]
+    timed = placement.hours is not None
+    for s in placement.slots:
+        gpus = f"{s.gpus[0]}-{s.gpus[-1]}" if len(s.gpus) > 1 else str(s.gpus[0])
+        start, minutes = (f"{s.start_min:.1f}", f"{s.minutes:.1f}") if timed else ("unknown", "unknown")
+        lines.append(f"{s.host:4d} {gpus:8} {start:>9} {minutes:>8}  {s.engine.setting} {s.engine.model}")
+    if timed:
+        note = (
+            f", {placement.num_assumed} engines without an earlier record as long as the longest"
+            if placement.num_assumed
+            else ""
+        )
+        lines.append(f"{placement.hours:.1f} hours, {placement.gpu_hours:.1f} GPU-hours estimated{note}")
+    else:
+        lines.append("hours unknown: no engine has an earlier record")
+    return "\n".join(lines)
+
+
+# ---- on a node -------------------------------------------------------------------------------------------
+
+
+def _run_engine(
+    cells: list[dict], profile: dict, commit: str, dirty: bool | None, ray_address: str
+) -> Iterator[tuple[str, str, dict[str, bytes]]]:
+    """All cells of one engine on this node; yields (what, cell id, files of the record if the cell has ended)."""
+    os.environ.pop("OMP_NUM_THREADS", None)  # Ray's own choice for its task; `engines` makes the engine's
+    os.environ["RAY_ADDRESS"] = ray_address  # an engine larger than this host finds the others through vLLM's executor
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":  # Ray hides all GPUs from the task of such an engine
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+    asked, group = Profile.model_validate(profile), [Cell.model_validate(c) for c in cells]
+    params.check_machine(asked, {c.engine.speculative.method for c in group if c.engine.speculative})
+    made = engines.provenance().model_copy(update={"commit": commit, "dirty": dirty})
+    with tempfile.TemporaryDirectory(prefix="speculation-node-") as scratch:
+        store = Store(Path(scratch) / "records")
+        with contextlib.closing(engines.run_group(group, asked, Path(scratch), made, store, lambda: None)) as events:
+            for what, cell in events:
+                files = {}
+                if what == "ended":
+                    # the trace first: a record in the store is whole
+                    names = (f"{cell.file_stem}.trace.json.gz", f"{cell.file_stem}.json")
+                    files = {n: (store.folder / n).read_bytes() for n in names if (store.folder / n).exists()}
+                yield what, cell.cell_id, files
+
+
+# ---- on the driver ---------------------------------------------------------------------------------------
+
+
+def _import_ray(address: str) -> ModuleType:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise FanoutError(f"--ray is {address!r}, allowed: only with Ray installed (make ray-env)") from None
+    return ray
+
+
+@contextlib.contextmanager
+def _connected(ray: ModuleType, address: str) -> Iterator[None]:
+    """A connection to the cluster at `address`, or to one of this machine's own (`local`); its tasks end with it."""
+    # nodes bring the environment (make env or make gpu-env) and get this tree's library
+    shipped = {"py_modules": [str(records.ROOT / "lib")], "excludes": ["__pycache__"]}
+    try:
+        ray.init(
+            address=address, runtime_env=shipped, log_to_driver=False, logging_level="ERROR"
+        )  # fmt: skip
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FanoutError(f"--ray is {address!r}, allowed: local or a running cluster's address ({why})") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+class _Engine:
+    """One engine's cells that have not come back, and the task that runs them."""
+
+    def __init__(self, cells: list[Cell]):
+        self.left = {c.cell_id: c for c in cells}
+        self.current: Cell | None = None
+        self.losses = 0
+        engine = cells[0].engine
+        self.name = f"{cells[0].setting or 'engine'} {engine.model.name}"
+        self.num_gpus = engine.tensor_parallel_size * engine.pipeline_parallel_size
+        self.spans_hosts = engine.distributed_executor_backend == "ray"
+
+    def needs(self, gpus: bool, profile: Profile, nodes: list[dict]) -> dict[str, float]:
+        """What the task asks Ray for. A CPU engine gets the cores it uses: all of the smallest node if not said."""
+        if not gpus:
+            smallest = min((int(n["Resources"]["CPU"]) for n in nodes if n["Resources"].get("CPU")), default=1)
+            return {"num_cpus": profile.threads or smallest}
+        # vLLM's own executor asks for the GPUs of an engine that is larger than a host
+        return {"num_cpus": 1, "num_gpus": 0 if self.spans_hosts else self.num_gpus}
+
+
+def _alive(ray: ModuleType) -> list[dict]:
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _check(engine: _Engine, needs: dict[str, float], nodes: list[dict]) -> None:
+    """FanoutError where no node of the cluster can ever run `engine`."""
+    for key, resource in (("num_gpus", "GPU"), ("num_cpus", "CPU")):
+        most = max((n["Resources"].get(resource, 0) for n in nodes), default=0)
+        if needs.get(key, 0) > most:
+            raise FanoutError(
+                f"{engine.name} asks for {needs[key]:g} {resource}s, allowed: at most those of one node of the "
+                f"cluster ({most:g})"
+            )
+
+
+def run(
+    cells: Iterable[Cell],
+    profile: Profile,
+    *,
+    address: str,
+    retry: Iterable[str] = ("interrupted",),
+    progress: bool = True,
+    folder: Path | None = None,
+) -> Store:
+    """`engines.run` over the Ray cluster at `address` (`local`: one of this machine's own).
+
+    A lost node's engine goes on elsewhere with the cells that have not come back. KeyboardInterrupt ends all engines,
+    records their running cells as interrupted and is raised again. Raises FanoutError, params.ParamsError, StoreBusy.
+    """
+    ray = _import_ray(address)
+    folder = folder or records.runs_folder(profile.profile)
+    store = Store(folder / "records")
+    groups = engines.plan(cells, store, retry)
+    if not groups:
+        return store
+    engines.announce(groups)
+    total = sum(map(len, groups))
+    with (
+        engines._Lock(folder),
+        tqdm(total=total, unit="engine cell", disable=not progress, file=sys.stderr) as bar,
+        _connected(ray, address),
+    ):
+        _Sweep(ray, profile, store, bar).run(groups)
+    store.refresh()
+    return store
+
+
+class _Sweep:
+    """The driver's side of one fan-out."""
+
+    def __init__(self, ray: ModuleType, profile: Profile, store: Store, bar: Any):
+        self.ray, self.profile, self.store, self.bar = ray, profile, store, bar
+        self.made: Provenance = engines.provenance()
+        self.running: dict[Any, _Engine] = {}
+
+    def run(self, groups: list[list[Cell]]) -> None:
+        waiting = deque(_Engine(group) for group in groups)
+        try:
+            while waiting or self.running:
+                while waiting and len(self.running) < self.width(waiting[0]):
+                    self.submit(waiting.popleft())
+                ready, _ = self.ray.wait(list(self.running), num_returns=1, timeout=2)
+                for task in ready:
+                    if not self.receive(task, self.running[task]):
+                        engine = self.running.pop(task)
+                        waiting.extendleft([engine] if engine.left else [])
+                self.show()
+        except BaseException as error:
+            self.end(error)
+            raise
+
+    def width(self, engine: _Engine) -> float:
+        """How many engines may be under way: Ray queues them by itself, vLLM's own executor would not."""
+        if not engine.spans_hosts:
+            return math.inf
+        return max(self.ray.cluster_resources().get("GPU", 0) // engine.num_gpus, 1)
+
+    def submit(self, engine: _Engine) -> None:
+        nodes = _alive(self.ray)
+        needs = engine.needs(self.ray.cluster_resources().get("GPU", 0) > 0, self.profile, nodes)
+        _check(engine, needs, nodes)
+        # Ray would repeat a lost generator from its first cell; the driver submits again what has not come back
+        task = self.ray.remote(_run_engine).options(
+            name=engine.name, num_returns="streaming", max_retries=0, **needs
+        )  # fmt: skip
+        plain = [c.model_dump(mode="json", exclude_defaults=True) for c in engine.left.values()]
+        made, address = self.made, self.ray.get_runtime_context().gcs_address
+        asked = self.profile.model_dump(mode="json")
+        self.running[task.remote(plain, asked, made.commit, made.dirty, address)] = engine
+
+    def receive(self, task: Any, engine: _Engine) -> bool:
+        """Take the next event of a task; False when there is no further one."""
+        errors = self.ray.exceptions
+        try:
+            self.take(*self.ray.get(next(task)), engine)
+        except StopIteration:
+            if engine.left:
+                self.lose(engine, "the task ended early")
+            return False
+        except errors.RayTaskError as error:
+            raise error.cause from None  # raised by our own code over there, e.g. a ParamsError
+        except errors.RayError as error:
+            self.lose(engine, f"{type(error).__name__}")
+            return False
+        return True
+
+    def take(self, what: str, cell_id: str, files: dict[str, bytes], engine: _Engine) -> None:
+        """One event of an engine; the files of an ended cell go into the store."""
+        engine.current = engine.left.get(cell_id)
+        if what == "ended" and engine.current is not None:
+            for name, data in files.items():
+                records.write_atomically(self.store.folder / Path(name).name, data)
+            del engine.left[cell_id]
+            engine.current = None
+            self.bar.update()
+
+    def lose(self, engine: _Engine, why: str) -> None:
+        """A node went away under `engine`: what is left of it is submitted again, or recorded as crashed."""
+        engine.losses, engine.current = engine.losses + 1, None
+        if not engine.left:  # all had come back
+            return
+        if engine.losses <= MAX_LOSSES:
+            self.bar.write(f"{engine.name}: its node was lost ({why}), {len(engine.left)} engine cells go elsewhere",
+                           file=sys.stderr)  # fmt: skip
+            return
+        for cell in engine.left.values():
+            self.fail(cell, "crashed", f"the node was lost {engine.losses} times, lastly: {why}")
+            self.bar.update()
+        engine.left = {}
+
+    def end(self, error: BaseException) -> None:
+        """End the engines under way; their running cells are recorded as interrupted."""
+        for task in self.running:
+            with contextlib.suppress(self.ray.exceptions.RayError, ValueError, TypeError):
+                self.ray.cancel(task, force=False)
+        open_tasks, under_way = dict(self.running), [e.current for e in self.running.values() if e.current is not None]
+        limit = time.monotonic() + 10  # then the nodes end what is left when the connection closes
+        while open_tasks and time.monotonic() < limit:
+            ready, _ = self.ray.wait(list(open_tasks), num_returns=1, timeout=max(limit - time.monotonic(), 0))
+            for task in ready:  # what was measured meanwhile counts
+                with contextlib.suppress(self.ray.exceptions.RayError, StopIteration):
+                    self.take(*self.ray.get(next(task)), open_tasks[task])
+                    continue
+                del open_tasks[task]
+        missing = {cell_id for engine in self.running.values() for cell_id in engine.left}
+        for cell in under_way:
+            if cell.cell_id in missing:
+                self.fail(cell, "interrupted", f"{type(error).__name__} in the caller")
+
+    def fail(self, cell: Cell, status: str, reason: str) -> None:
+        made = self.made.model_copy(update={"measured": engines._now()})
+        self.store.save(Record(cell=cell, status=status, reason=reason, provenance=made))
+
+    def show(self) -> None:
+        busy = [e for e in self.running.values() if e.current is not None]
+        names = ", ".join(f"{e.name} {e.current.workload.name}" for e in busy[:2])
+        self.bar.set_postfix_str(f"{len(busy)} engines at work: {names}" if busy else "engines start")
