@@ -143,11 +143,12 @@ def test_cpu_share_counts_children_and_only_the_window(no_nvml):
         time.sleep(0.3)
     idle = m.result()
     with monitor.Monitor(interval_s=0.02) as m:
-        child = subprocess.Popen([sys.executable, "-c", burn + "\ntime.sleep(30)"])
-        time.sleep(2.5)
+        burn += "\nprint(flush=True)\ntime.sleep(30)"
+        child = subprocess.Popen([sys.executable, "-c", burn], stdout=subprocess.PIPE)
+        child.stdout.readline()
     busy = m.result()
     child.kill()
-    child.wait()
+    child.communicate()
     used_s = busy.cpu_pct / 100 * busy.window_s
     assert used_s >= 0.4  # the child's processor time, whatever else ran on the machine
     assert idle.cpu_pct / 100 * idle.window_s < 0.4
