@@ -1,0 +1,110 @@
+"""Moments at which an engine or its caller can end, one by one, with the stand-in engine: nothing measured is lost."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import standin_sweep
+
+from lib import engines, records
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(cells, folder):
+    return engines.run(cells, standin_sweep.profile(), progress=False, folder=folder)
+
+
+@pytest.fixture
+def standin(tmp_path, monkeypatch):
+    standin_sweep.use(monkeypatch, tmp_path / "cache")
+    return monkeypatch
+
+
+def change_events(monkeypatch, change):
+    original = engines.Process.events
+    monkeypatch.setattr(engines.Process, "events", lambda self, *args: change(self, original(self, *args)))
+
+
+def test_an_engine_that_ends_between_storing_a_cell_and_saying_so(standin, tmp_path):
+    ended = []
+
+    def change(process, events):
+        for event in events:
+            if event["event"] == "done" and not ended:
+                ended.append(event["cell_id"])
+                yield {"event": "died", "reason": "the engine process ended with code -9"}
+                return
+            yield event
+
+    change_events(standin, change)
+    cells = standin_sweep.cells(1, 3)
+    store = run(cells, tmp_path)
+    assert [store.get(c).status for c in cells] == ["ok"] * 3 and ended == [cells[0].cell_id]
+
+
+@pytest.mark.parametrize("where", ["done", "end"])
+def test_an_interrupt_or_a_death_between_two_cells_leaves_the_finished_one(where, standin, tmp_path):
+    def change(process, events):
+        for event in events:
+            yield event
+            if event["event"] == "done":
+                if where == "done":
+                    raise KeyboardInterrupt
+                os.kill(process.child.pid, signal.SIGKILL)
+                yield {"event": "died", "reason": "the engine process ended with code -9"}
+                return
+
+    change_events(standin, change)
+    cells = standin_sweep.cells(1, 2)
+    if where == "done":
+        with pytest.raises(KeyboardInterrupt):
+            run(cells, tmp_path)
+    else:
+        run(cells, tmp_path)
+    held = records.Store(tmp_path / "records")
+    assert held.get(cells[0]).status == "ok"
+    assert held.get(cells[1]).status == ("interrupted" if where == "done" else "crashed")
+
+
+def test_an_engine_that_dies_after_its_last_cell_has_failed_nothing(standin, tmp_path):
+    def change(process, events):
+        for event in events:
+            if event["event"] == "end":
+                event = {"event": "died", "reason": "the engine process ended with code -9"}
+            yield event
+
+    change_events(standin, change)
+    store = run(standin_sweep.cells(1, 2), tmp_path)
+    assert [r.status for r in store.all()] == ["ok", "ok"]
+
+
+def test_random_kills_of_the_whole_sweep(standin, tmp_path):
+    """SIGKILL to the caller, again and again: no engine outlives it, and the store ends as an undisturbed run's."""
+    cells = standin_sweep.cells(3, 4)
+    alone = run(cells, tmp_path / "alone")
+    script = (
+        "import sys\nfrom pathlib import Path\nsys.path.insert(0, 'tests')\nimport standin_sweep\nfrom lib import engines\n"
+        f"cells, p, folder = standin_sweep.cells(3, 4), standin_sweep.profile(), Path({str(tmp_path / 'killed')!r})\n"
+        "print('ready', flush=True)\nengines.run(cells, p, progress=False, folder=folder)\n"
+    )
+    rng = random.Random(0)
+    for _ in range(5):
+        parent = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE)
+        parent.stdout.readline()
+        try:
+            parent.wait(rng.uniform(0.2, 2))
+        except subprocess.TimeoutExpired:
+            children = psutil.Process(parent.pid).children(recursive=True)
+            parent.kill()
+            _, alive = psutil.wait_procs(children, timeout=20)
+            assert not alive, "an engine outlived its caller"
+        parent.wait()
+        parent.stdout.close()
+    store = run(cells, tmp_path / "killed")
+    assert standin_sweep.facts(store) == standin_sweep.facts(alone)
