@@ -243,6 +243,12 @@ def _rows(observed: Iterable[_Observed]) -> list[steptime.Row]:
     return rows
 
 
+def _left_out_error(laws: Mapping[str, Law]) -> float:
+    """The larger of both sides' errors on held-out points; unknown is worst."""
+    errors = [laws[name].relative_error for name in ("vanilla", "walking")]
+    return max(np.inf if np.isnan(e) else e for e in errors)
+
+
 _CHEAP = {"vanilla", "NullDrafter", "PaddedNgram", "ngram"}
 
 
@@ -262,14 +268,16 @@ class Survey:
         return [o for o in self.observed if o.label == label and o.workload != without]
 
     def laws(self, label: str, without: str | None = None) -> Mapping[str, Law]:
-        """A model's laws by setting: of its grid of random prompts, else fitted to its runs with real prompts."""
-        grid = self.grids.get(label, {})
-        if {"vanilla", "walking"} <= set(grid):
-            return grid
+        """A model's laws by setting: of its grid of random prompts, or fitted to its runs with real prompts.
+
+        Of the two, the one that does better on points left out of its fit.
+        """
         real = self.real(label, without)
         # a drafter's own time is no part of the law, so cheap drafters come first
         cheap = [o for o in real if o.drafter in _CHEAP]
-        return steptime.laws(_rows(cheap if len({o.drafter for o in cheap}) > 1 else real))
+        fitted = steptime.laws(_rows(cheap if len({o.drafter for o in cheap}) > 1 else real))
+        options = [laws for laws in (self.grids.get(label, {}), fitted) if {"vanilla", "walking"} <= set(laws)]
+        return min(options, key=_left_out_error, default={})
 
     @property
     def complete(self) -> list[str]:
@@ -295,7 +303,7 @@ class Survey:
         if not {"vanilla", "walking"} <= set(laws):
             raise NoLawError(f"law of {label} lacks points, allowed: the whole grid of notebook 05")
         notes, groups = [], {}
-        if "walking" not in self.grids.get(label, {}):
+        if laws != self.grids.get(label):
             notes.append(f"The law of {label} comes from runs with real prompts, not from a grid of step times.")
         for o in real:
             extra = o.extra_ms(laws["vanilla" if o.drafter == "vanilla" else "walking"])
