@@ -703,7 +703,7 @@ def best_gamma(
 
 
 class Identity(NamedTuple):
-    """speedup against tau / R on one pair of cells, and where the difference sits."""
+    """speedup = tau / R x concurrency x prefill on one pair of cells; the last two are 1 in a steady state."""
 
     speedup: float  # output tokens a second, whole run, test over base
     decode_speedup: float  # the same over pure decode steps only: what prefill adds or takes is gone
@@ -714,6 +714,22 @@ class Identity(NamedTuple):
     @property
     def predicted(self) -> float:
         return self.tau / self.r
+
+    @property
+    def concurrency(self) -> float:
+        """What differing numbers of running requests (ramp-up, tail) make of tau / R: a factor, 1 at none."""
+        return self.decode_speedup / self.predicted
+
+    @property
+    def prefill(self) -> float:
+        """What the steps that read prompts make of the decode speedup: a factor, 1 at none."""
+        return self.speedup / self.decode_speedup
+
+    @property
+    def cause(self) -> str:
+        """The larger of the two factors, by name."""
+        larger = abs(np.log(self.concurrency)) > abs(np.log(self.prefill))
+        return "running requests" if larger else "prefill"
 
 
 def identity(test: Trace, base: Trace) -> Identity:

@@ -487,6 +487,8 @@ def test_prefill_moves_the_whole_run_and_not_the_decode_speedup():
     got = steptime.identity(steady(0.030, 4, prefill_s=1.0), steady(0.020, 2, prefill_s=1.0))
     assert got.decode_speedup == pytest.approx(4 / 3)
     assert got.speedup != pytest.approx(4 / 3, rel=0.05)
+    assert got.predicted * got.concurrency * got.prefill == pytest.approx(got.speedup)
+    assert got.cause == "prefill"
     with pytest.raises(ValueError, match="share no number"):
         steptime.identity(steady(0.03, 4), steady(0.02, 3, running=3))
 
