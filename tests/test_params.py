@@ -25,7 +25,7 @@ def test_every_profile_loads_under_its_own_name(path):
         ({"output_tokens": 0}, ["output_tokens", "0", "greater"]),
         ({"seeds": []}, ["seeds", "at least one"]),
         ({"workloads": ["sonet"]}, ["workloads", "sonet", "sonnet"]),
-        ({"engine": {**CPU["engine"], "max_model_len": 400}}, ["max_model_len", "400", "448"]),
+        ({"engine": {**CPU["engine"], "max_model_len": 200}}, ["max_model_len", "200", "224"]),
         ({"cudagraph_modes": ["PIECEWISE"]}, ["cudagraph_modes", "PIECEWISE", "enforce_eager"]),
         (
             {"engine": {**CPU["engine"], "cudagraph_mode": "PIECEWISE"}},
