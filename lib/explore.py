@@ -23,13 +23,22 @@ def live() -> bool:
 
 def sentence(costs: Costs, batch: int, length: int) -> str:
     """The break-even at one point of the map, in words."""
-    tau = prediction.break_even_grid(costs, [batch], [length])[0, 0]
-    if not np.isfinite(tau):
-        return f"Batch {batch} with drafts of {length} lies outside the measured grid of {costs.vanilla.model}."
-    return (
-        f"At batch {batch}, drafts of {length} tokens pay from {tau:.2f} tokens per step on: {tau - 1:.2f} of the "
-        f"{length} must be accepted in a mean step."
-    )
+    found = {name: tau[0, 0] for name, tau in prediction.break_even_grids(costs, [batch], [length]).items()}
+    told = [
+        f"{tau:.2f} tokens per step" + (f" ({name.split(',')[0]})" if name else "")
+        for name, tau in found.items()
+        if np.isfinite(tau)
+    ]
+    if not told:
+        return f"Batch {batch} with drafts of {length}: outside the measured grid"
+    return f"At batch {batch}, drafts of {length} pay from {', '.join(told)}"
+
+
+def furthest(taus: Mapping[str, np.ndarray], batches: Sequence[int], lengths: Sequence[int]) -> tuple[int, int]:
+    """The largest batch, then the longest draft, that the first map knows: (batch, length)."""
+    tau = next(iter(taus.values()))
+    known = [(b, g) for j, b in enumerate(batches) for i, g in enumerate(lengths) if np.isfinite(tau[i, j])]
+    return max(known, default=(batches[0], lengths[0]))
 
 
 def break_even(models: Mapping[str, Costs], batches: Sequence[int], lengths: Sequence[int]) -> None:
@@ -41,8 +50,8 @@ def break_even(models: Mapping[str, Costs], batches: Sequence[int], lengths: Seq
 
     def show(model: str, batch: int, length: int) -> None:
         costs = models[model]
-        tau = prediction.break_even_grid(costs, batches, lengths)
-        figure = figures.break_even_map(batches, lengths, tau, sentence(costs, batch, length), mark=(batch, length))
+        taus = prediction.break_even_grids(costs, batches, lengths)
+        figure = figures.break_even_map(batches, lengths, taus, sentence(costs, batch, length), mark=(batch, length))
         display(figure)
         plt.close(figure)
 

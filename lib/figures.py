@@ -561,32 +561,36 @@ def predicted_against_measured(points: Mapping[str, Sequence], title: str, noise
 
 
 def break_even_map(
-    batches: Sequence[int], lengths: Sequence[int], tau: np.ndarray, title: str, mark: tuple[int, int] | None = None
+    batches: Sequence[int],
+    lengths: Sequence[int],
+    taus: Mapping[str, np.ndarray],
+    title: str,
+    mark: tuple[int, int] | None = None,
 ) -> Figure:
-    """Tokens per step from which drafts pay: tau [lengths, batches], NaN outside the law's grid.
+    """Tokens per step from which drafts pay, a panel a map: taus[name] [lengths, batches], NaN outside the law's grid.
 
     mark: (batch, length) to point out.
     """
-    figure, ax = new(title, height=3.6)
-    shown = np.ma.masked_invalid(tau)
-    top = max(float(np.nanmax(tau)), 1.5)
-    image = ax.imshow(shown, origin="lower", aspect="auto", cmap="cividis_r", vmin=1.0, vmax=top)
-    ax.set_xticks(range(len(batches)), batches)
-    ax.set_yticks(range(len(lengths)), lengths)
+    figure, axes = new(title, ncols=len(taus), width=3.2 + 3.2 * len(taus), height=3.6, sharey=True, squeeze=False)
+    top = max([1.5, *(float(v) for tau in taus.values() for v in tau.flat if np.isfinite(v))])
     limit = 1 + 0.55 * (top - 1)
-    for row in range(len(lengths)):
-        for column in range(len(batches)):
+    for ax, (name, tau) in zip(axes[0], taus.items(), strict=True):
+        shown = np.ma.masked_invalid(tau)
+        image = ax.imshow(shown, origin="lower", aspect="auto", cmap="cividis_r", vmin=1.0, vmax=top)
+        ax.set_xticks(range(len(batches)), batches)
+        ax.set_yticks(range(len(lengths)), lengths)
+        for row, column in np.argwhere(np.isfinite(tau)):
             value = tau[row, column]
-            if np.isfinite(value):
-                ax.annotate(f"{value:.2f}", (column, row), ha="center", va="center", fontsize=7.5,
-                            color="white" if value > limit else "#262626")  # fmt: skip
-    if mark is not None:
-        column, row = list(batches).index(mark[0]), list(lengths).index(mark[1])
-        ax.add_patch(plt.Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="#D55E00", linewidth=2.2))
-    ax.grid(False)
-    ax.set_xlabel("requests decoded together (batch)")
-    ax.set_ylabel("drafted tokens a request")
-    figure.colorbar(image, ax=ax, label="break-even tokens per step")
+            ax.annotate(f"{value:.2f}", (column, row), ha="center", va="center", fontsize=7.5,
+                        color="white" if value > limit else "#262626")  # fmt: skip
+        if mark is not None:
+            corner = (list(batches).index(mark[0]) - 0.5, list(lengths).index(mark[1]) - 0.5)
+            ax.add_patch(plt.Rectangle(corner, 1, 1, fill=False, edgecolor="#D55E00", linewidth=2.2))
+        ax.grid(False)
+        ax.set_title(name, loc="left", fontsize=9, fontweight="normal")
+        ax.set_xlabel("requests decoded together (batch)")
+    axes[0][0].set_ylabel("drafted tokens a request")
+    figure.colorbar(image, ax=axes.ravel().tolist(), label="break-even tokens per step")
     return figure
 
 

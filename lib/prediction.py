@@ -84,6 +84,16 @@ class Costs:
         return np.interp(running, batches, ms)
 
 
+def _on_the_host(extra_ms: Mapping[str, tuple[tuple[float, float], ...]]) -> dict[str, tuple[tuple[float, float], ...]]:
+    """What drafting itself adds, whatever the model: each drafter's extra above the cheapest one's, never negative."""
+    drafting = {name: points for name, points in extra_ms.items() if name != "vanilla"}
+    found = {"vanilla": ()}
+    for name, points in drafting.items():
+        least = [min(np.interp(batch, *zip(*other, strict=True)) for other in drafting.values()) for batch, _ in points]
+        found[name] = tuple((batch, max(ms - low, 0.0)) for (batch, ms), low in zip(points, least, strict=True))
+    return found
+
+
 class _Timed(NamedTuple):
     """A replay with its step times, ms [steps] by part; `outside`: share of decode time beyond the grid."""
 
@@ -309,12 +319,16 @@ class Survey:
             extra = o.extra_ms(laws["vanilla" if o.drafter == "vanilla" else "walking"])
             if np.isfinite(extra):
                 groups.setdefault(o.drafter, {}).setdefault(o.record.cell.batch_size, []).append(extra)
-        if not groups:
-            notes.append("No run with real prompts is in the law's folder: drafting on the host is left out.")
         extra_ms = {
             drafter: tuple((float(batch), float(np.median(found))) for batch, found in sorted(by_batch.items()))
             for drafter, by_batch in sorted(groups.items())
         }
+        lenders = [other for other in known if other != label and self.real(other)]
+        if not extra_ms and lenders:
+            extra_ms = _on_the_host(self.costs(lenders[0], without=without).extra_ms)
+            notes.append(f"Drafting on the host is taken from the runs of {lenders[0]}.")
+        elif not extra_ms:
+            notes.append("No run with real prompts is in the law's folder: drafting on the host is left out.")
         plain = [o for o in real if o.drafter == "vanilla"]
         tokens = sum(o.record.counters.num_prompt_tokens for o in plain)
         if tokens:
@@ -497,9 +511,12 @@ def _ratio(test: _Timed, base: _Timed) -> float:
 
 
 def steady_speedup(
-    tau: float, drafted: float, batch: float, costs: Costs, *, uniform: bool = False
+    tau: float, drafted: float, batch: float, costs: Costs, *, uniform: bool = False, drafter: str | None = None
 ) -> tuple[float, bool]:
-    """(speedup, inside the grid?) at a constant batch: tau t_vanilla(B, B) / t_drafter(B, B (1 + drafted))."""
+    """(speedup, inside the grid?) at a constant batch: tau t_vanilla(B, B) / t_drafter(B, B (1 + drafted)).
+
+    drafter: adds what real prompts and this drafter cost beyond the laws; None: the laws alone.
+    """
     steps = {"uniform": np.array([int(uniform)])}
     plain = {"uniform": np.array([1])}
     at, verified = np.array([float(batch)]), np.array([float(batch) * (1 + drafted)])
@@ -507,7 +524,10 @@ def steady_speedup(
     base = costs.vanilla.regime(str(_modes(costs.vanilla, plain, at)[0]))
     inside = not (_outside(test, at, verified)[0] or _outside(base, at, at)[0])
     context = [np.mean(_grid_context(law)) for law in (costs.drafter, costs.vanilla)]
-    return float(tau * base.step_ms(at, at, context[1])[0] / test.step_ms(at, verified, context[0])[0]), inside
+    test_ms, base_ms = test.step_ms(at, verified, context[0]), base.step_ms(at, at, context[1])
+    if drafter is not None:
+        test_ms, base_ms = test_ms + costs.extra(drafter, at), base_ms + costs.extra("vanilla", at)
+    return float(tau * base_ms[0] / test_ms[0]), inside
 
 
 class Traffic(NamedTuple):
@@ -515,7 +535,8 @@ class Traffic(NamedTuple):
 
     tau: float
     drafted: float
-    uniform: bool  # every decode step carries 1 + gamma tokens a request
+    uniform: bool  # decode steps carry 1 + gamma tokens a request, 9 in 10 at least
+    drafter: str
 
 
 def traffic(
@@ -525,9 +546,10 @@ def traffic(
     found = {}
     for name, speculative in settings.items():
         done = Simulation(speculative, max_num_seqs=batch_size, runner=runner).run(streams)
-        c, pure = done.counters, done.steps["prefills"] == 0
-        uniform = bool(done.steps["uniform"][pure].all())
-        found[name] = Traffic(metrics.tokens_per_step(c), c.num_draft_tokens / c.num_request_steps, uniform)
+        c, pure = done.counters, done.steps["prompt_tokens"] == 0
+        uniform = bool(pure.any() and done.steps["uniform"][pure].mean() >= 0.9)
+        drafted = c.num_draft_tokens / c.num_request_steps
+        found[name] = Traffic(metrics.tokens_per_step(c), drafted, uniform, drafter_of(speculative))
     return found
 
 
@@ -544,7 +566,7 @@ def best_steady(found: Mapping[str, Traffic], batch: float, costs: Costs) -> Ste
     options = []
     for name, t in found.items():
         if t.drafted > 0:
-            speedup, inside = steady_speedup(t.tau, t.drafted, batch, costs, uniform=t.uniform)
+            speedup, inside = steady_speedup(t.tau, t.drafted, batch, costs, uniform=t.uniform, drafter=t.drafter)
             options.append(Steady(speedup, name, inside))
     return max(options, key=lambda s: (s.inside, s.speedup))
 
@@ -568,6 +590,16 @@ def break_even_grid(costs: Costs, batches: Sequence[int], lengths: Sequence[int]
             if inside:
                 tau[row, column] = 1 / value
     return tau
+
+
+def break_even_grids(costs: Costs, batches: Sequence[int], lengths: Sequence[int]) -> dict[str, np.ndarray]:
+    """`break_even_grid` with even drafts that keep the FULL graph and with uneven ones, where graphs make a difference."""
+    if not {"FULL", "PIECEWISE"} <= set(costs.drafter.modes):
+        return {"": break_even_grid(costs, batches, lengths)}
+    return {
+        "even drafts, FULL graph": break_even_grid(costs, batches, lengths, uniform=True),
+        "uneven drafts, PIECEWISE": break_even_grid(costs, batches, lengths),
+    }
 
 
 _shared: list[Stream] = []  # of a replaying process

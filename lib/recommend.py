@@ -19,7 +19,7 @@ import numpy as np
 
 from lib import drafters, models, params, records, requestlog, steptime
 from lib.cells import Model, Speculative
-from lib.prediction import CLOSE, NOT, PAYS, Costs, Prediction, rank, survey_folder
+from lib.prediction import NOT, PAYS, Costs, Prediction, rank, survey_folder
 from lib.stats import Estimate
 from lib.steptime import Law
 
@@ -210,8 +210,11 @@ class Answer:
             return f"Batch {batch_size}: {chosen.setting} pays, {_interval(chosen.speedup)} times vanilla."
         if rest and all(p.verdict == NOT for p in rest):
             return f"Batch {batch_size}: leave speculation off; no setting pays."
-        close = sum(p.verdict == CLOSE for p in rest)
-        return f"Batch {batch_size}: leave speculation off; none surely pays, {close} are too close to call."
+        hope = max(rest, key=lambda p: p.speedup.value)
+        return (
+            f"Batch {batch_size}: nothing surely pays, leave speculation off. Worth a measurement: {hope.setting}, "
+            f"{_interval(hope.speedup)} times vanilla, {hope.verdict}."
+        )
 
     def as_json(self, model: str) -> dict[str, Any]:
         """The same, for scripts."""
@@ -265,11 +268,11 @@ def answer(
     far as the law goes. hardware: where it will be served, if that is known.
     """
     grid = costs.vanilla.regimes[0].grid.batch
-    sizes = sorted(
-        set(batch_sizes or {b for b in (1, 4, 16, 64, 256) if grid[0] <= b <= grid[1]} | set(map(int, grid)))
-    )
+    # a batch larger than the log is the whole log; a law fitted to real runs may end just short of a power of two
+    covered = [b for b in (1, 4, 8, 16, 64, 256) if grid[0] <= b <= 1.05 * grid[1] and b <= len(log.streams)]
+    sizes = sorted(set(batch_sizes or covered or [max(int(grid[0]), 1)]))
     notes = [*log.notes, *costs.notes]
-    beyond = [b for b in sizes if not grid[0] <= b <= grid[1]]
+    beyond = [b for b in sizes if not grid[0] <= b <= 1.05 * grid[1]]
     if beyond:
         notes.append(
             f"Batch size {', '.join(map(str, beyond))} is beyond the law's grid ({grid[0]:g} to "

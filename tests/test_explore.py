@@ -16,7 +16,7 @@ def test_nobody_sits_at_a_test():
 
 
 def test_the_break_even_in_words():
-    assert "from 1.20 tokens per step on: 0.20 of the 3" in explore.sentence(hand_made(), 2, 3)
+    assert explore.sentence(hand_made(), 2, 3) == "At batch 2, drafts of 3 pay from 1.20 tokens per step"
     assert "outside the measured grid" in explore.sentence(hand_made(), 1000, 3)
 
 
@@ -26,8 +26,9 @@ def texts(figure) -> str:
 
 
 def test_the_break_even_map_shows_its_numbers_and_the_mark():
-    tau = prediction.break_even_grid(hand_made(), [1, 2, 1000], [1, 3])
-    figure = figures.break_even_map([1, 2, 1000], [1, 3], tau, "a finding", mark=(2, 3))
+    taus = prediction.break_even_grids(hand_made(), [1, 2, 1000], [1, 3])
+    assert explore.furthest(taus, [1, 2, 1000], [1, 3]) == (2, 3)
+    figure = figures.break_even_map([1, 2, 1000], [1, 3], taus, "a finding", mark=(2, 3))
     assert texts(figure).count("1.20") == 4
     assert "nan" not in texts(figure)
 

@@ -86,11 +86,13 @@ def test_several_processes_give_the_same_predictions(monkeypatch):
 def test_traffic_and_the_best_setting_at_a_constant_batch():
     menu = {"vanilla": None, "ngram": NGRAM}
     found = prediction.traffic(PERIODIC, menu, 2)
-    assert found["vanilla"] == prediction.Traffic(1.0, 0.0, True)
-    assert found["ngram"] == prediction.Traffic(2.5, 1.5, True)
+    assert found["vanilla"] == prediction.Traffic(1.0, 0.0, True, "vanilla")
+    assert found["ngram"] == prediction.Traffic(2.5, 1.5, True, "ngram")
     best = prediction.best_steady(found, 2, hand_made())
     assert (best.setting, best.inside) == ("ngram", True)
     assert best.speedup == pytest.approx(2.5 * 10 / 12)
+    dear = hand_made(extra_ms={"ngram": ((2.0, 8.0),), "vanilla": ((2.0, 1.0),)})
+    assert prediction.best_steady(found, 2, dear).speedup == pytest.approx(2.5 * 11 / 20)
 
 
 def test_the_break_even_grid_is_r_and_empty_outside_the_law():
