@@ -35,9 +35,13 @@ def sentence(costs: Costs, batch: int, length: int) -> str:
 
 
 def furthest(taus: Mapping[str, np.ndarray], batches: Sequence[int], lengths: Sequence[int]) -> tuple[int, int]:
-    """The largest batch, then the longest draft, that the first map knows: (batch, length)."""
-    tau = next(iter(taus.values()))
-    known = [(b, g) for j, b in enumerate(batches) for i, g in enumerate(lengths) if np.isfinite(tau[i, j])]
+    """The largest batch, then the longest draft, that the first map knows and that no other map shows equal."""
+    tau, *others = taus.values()
+    known = [
+        (batches[j], lengths[i])
+        for i, j in np.argwhere(np.isfinite(tau))
+        if all(tau[i, j] != other[i, j] for other in others)
+    ]
     return max(known, default=(batches[0], lengths[0]))
 
 

@@ -38,6 +38,7 @@ POOL_FROM = 4_000_000  # tokens to replay from which several processes are start
 MIN_POOLED = 12  # steps behind a point of a law that is fitted to runs with real prompts
 # the laws know the graph modes that vLLM chooses by itself, not those that a cell forces upon every step
 CHOSEN_MODES = (None, "PIECEWISE", "FULL_AND_PIECEWISE")
+SLACK = 0.05  # by which a step may lie beyond the measured grid's ends and still count as inside
 OUTSIDE = 0.05  # share of decode time outside the measured grid beyond which no verdict is given
 
 
@@ -127,7 +128,7 @@ def _outside(regime: Regime, batch: np.ndarray, verified: np.ndarray) -> np.ndar
     found = np.zeros(len(batch), bool)
     for name, values in (("batch", batch), ("verified", verified), ("per_request", verified / batch)):
         low, high = getattr(regime.grid, name)
-        found |= (values < low * (1 - 1e-6)) | (values > high * (1 + 1e-6))
+        found |= (values < low * (1 - SLACK)) | (values > high * (1 + SLACK))
     return found
 
 
@@ -266,7 +267,7 @@ _CHEAP = {"vanilla", "NullDrafter", "PaddedNgram", "ngram"}
 class Survey:
     """A folder of records read once: the laws of its models, and what real prompts cost beyond them."""
 
-    grids: Mapping[str, Mapping[str, Law]]  # from random prompts, by model label and setting
+    grid: Mapping[str, Sequence[steptime.Row]]  # points from random prompts, by model label
     observed: tuple[_Observed, ...]
     noise: Mapping[str, float]  # A/A floor of ratios that pool seeds, by model label
     cell_noise: Mapping[str, float]  # A/A floor of single engine cells
@@ -278,15 +279,19 @@ class Survey:
         return [o for o in self.observed if o.label == label and o.workload != without]
 
     def laws(self, label: str, without: str | None = None) -> Mapping[str, Law]:
-        """A model's laws by setting: of its grid of random prompts, or fitted to its runs with real prompts.
+        """A model's laws by setting: of its grid of random prompts, of its runs with real prompts, or of both.
 
-        Of the two, the one that does better on points left out of its fit.
+        Of the three, the one that does best on points left out of its fit.
         """
+        grid = self.grid.get(label, ())
         real = self.real(label, without)
         # a drafter's own time is no part of the law, so cheap drafters come first
         cheap = [o for o in real if o.drafter in _CHEAP]
-        fitted = steptime.laws(_rows(cheap if len({o.drafter for o in cheap}) > 1 else real))
-        options = [laws for laws in (self.grids.get(label, {}), fitted) if {"vanilla", "walking"} <= set(laws)]
+        runs = _rows(cheap if len({o.drafter for o in cheap}) > 1 else real)
+        # contexts are not told apart in runs with real prompts
+        both = [row.model_copy(update={"context": 1.0}) for row in grid if row.setting in ("vanilla", "walking")] + runs
+        fitted = [steptime.laws(rows) for rows in (grid, runs, both) if rows]
+        options = [laws for laws in fitted if {"vanilla", "walking"} <= set(laws)]
         return min(options, key=_left_out_error, default={})
 
     @property
@@ -313,8 +318,8 @@ class Survey:
         if not {"vanilla", "walking"} <= set(laws):
             raise NoLawError(f"law of {label} lacks points, allowed: the whole grid of notebook 05")
         notes, groups = [], {}
-        if laws != self.grids.get(label):
-            notes.append(f"The law of {label} comes from runs with real prompts, not from a grid of step times.")
+        if laws["vanilla"].regimes[0].grid.context == (1.0, 1.0):
+            notes.append(f"The law of {label} comes from runs with real prompts, not from a grid of step times alone.")
         for o in real:
             extra = o.extra_ms(laws["vanilla" if o.drafter == "vanilla" else "walking"])
             if np.isfinite(extra):
@@ -363,8 +368,7 @@ def survey(all_records: Iterable[Record], store: Store) -> Survey:
         {label: _noise(list(by_repeat.values()), together) for label, by_repeat in arms.items()}
         for together in (True, False)
     )
-    laws = {label: steptime.laws(found) for label, found in rows.items()}
-    return Survey(laws, tuple(observed), pooled, single, runners, sizes)
+    return Survey(rows, tuple(observed), pooled, single, runners, sizes)
 
 
 def survey_folder(folder: Path | str) -> Survey:
@@ -548,7 +552,11 @@ def traffic(
         done = Simulation(speculative, max_num_seqs=batch_size, runner=runner).run(streams)
         c, pure = done.counters, done.steps["prompt_tokens"] == 0
         uniform = bool(pure.any() and done.steps["uniform"][pure].mean() >= 0.9)
-        drafted = c.num_draft_tokens / c.num_request_steps
+        drafted = (
+            float(speculative.num_speculative_tokens)
+            if uniform and speculative
+            else (c.num_draft_tokens / c.num_request_steps)
+        )
         found[name] = Traffic(metrics.tokens_per_step(c), drafted, uniform, drafter_of(speculative))
     return found
 

@@ -87,7 +87,7 @@ def test_traffic_and_the_best_setting_at_a_constant_batch():
     menu = {"vanilla": None, "ngram": NGRAM}
     found = prediction.traffic(PERIODIC, menu, 2)
     assert found["vanilla"] == prediction.Traffic(1.0, 0.0, True, "vanilla")
-    assert found["ngram"] == prediction.Traffic(2.5, 1.5, True, "ngram")
+    assert found["ngram"] == prediction.Traffic(2.5, 3.0, True, "ngram")
     best = prediction.best_steady(found, 2, hand_made())
     assert (best.setting, best.inside) == ("ngram", True)
     assert best.speedup == pytest.approx(2.5 * 10 / 12)
