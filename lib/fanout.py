@@ -177,20 +177,23 @@ class _Engine:
         self.num_gpus = engine.tensor_parallel_size * engine.pipeline_parallel_size
         self.spans_hosts = engine.distributed_executor_backend == "ray"
 
-    def needs(self, gpus: bool, profile: Profile, nodes: list[dict]) -> dict[str, float]:
+    def needs(self, gpus: bool, profile: Profile, nodes: list[dict]) -> dict[str, Any]:
         """What the task asks Ray for. A CPU engine gets the cores it uses: all of the smallest node if not said."""
         if not gpus:
             smallest = min((int(n["Resources"]["CPU"]) for n in nodes if n["Resources"].get("CPU")), default=1)
             return {"num_cpus": profile.threads or smallest}
-        # vLLM's own executor asks for the GPUs of an engine that is larger than a host
-        return {"num_cpus": 1, "num_gpus": 0 if self.spans_hosts else self.num_gpus}
+        if not self.spans_hosts:
+            return {"num_cpus": 1, "num_gpus": self.num_gpus}
+        # vLLM's own executor asks for the GPUs, but starts from a host that has some
+        kinds = sorted({r for n in nodes for r in n["Resources"] if r.startswith("accelerator_type:")})
+        return {"num_cpus": 1, "num_gpus": 0, "resources": dict.fromkeys(kinds[:1], 0.001)}
 
 
 def _alive(ray: ModuleType) -> list[dict]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def _check(engine: _Engine, needs: dict[str, float], nodes: list[dict]) -> None:
+def _check(engine: _Engine, needs: dict[str, Any], nodes: list[dict]) -> None:
     """FanoutError where no node of the cluster can ever run `engine`."""
     for key, resource in (("num_gpus", "GPU"), ("num_cpus", "CPU")):
         most = max((n["Resources"].get(resource, 0) for n in nodes), default=0)

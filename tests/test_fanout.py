@@ -113,7 +113,7 @@ def test_without_ray_the_error_says_how_to_get_it(monkeypatch, capsys, tmp_path)
 
 def test_the_cluster_is_asked_for_what_an_engine_takes():
     p = standin_sweep.profile()
-    nodes = [{"Resources": {"CPU": 16.0, "GPU": 4.0}}, {"Resources": {"CPU": 8.0}}]
+    nodes = [{"Resources": {"CPU": 16.0, "GPU": 4.0, "accelerator_type:H100": 1.0}}, {"Resources": {"CPU": 8.0}}]
 
     def wanted(**changes):
         cell = standin_sweep.cells(1, 1)[0]
@@ -127,7 +127,9 @@ def test_the_cluster_is_asked_for_what_an_engine_takes():
     fanout._check(large, wanted(tensor_parallel_size=4).needs(True, p, nodes), nodes)
     # vLLM's own executor finds the GPUs of an engine that spans hosts
     spanning = wanted(tensor_parallel_size=4, pipeline_parallel_size=2, distributed_executor_backend="ray")
-    assert spanning.needs(True, p, nodes)["num_gpus"] == 0
+    assert spanning.needs(True, p, nodes) == {
+        "num_cpus": 1, "num_gpus": 0, "resources": {"accelerator_type:H100": 0.001},
+    }  # fmt: skip
     assert large.needs(False, p, nodes) == {"num_cpus": p.threads}
     assert large.needs(False, p.model_copy(update={"threads": None}), nodes) == {"num_cpus": 8}
 
