@@ -316,7 +316,6 @@ def explore(rows: Sequence[Row]) -> Any:
     """The ledger with filters (verdict, evidence, section, notebook, words), for JupyterLab: an ipywidgets
     box."""
     import ipywidgets as widgets
-    from IPython.display import clear_output, display
 
     choices = {
         "verdict": [r.verdict for r in rows],
@@ -329,7 +328,7 @@ def explore(rows: Sequence[Row]) -> Any:
         for name, values in choices.items()
     }
     words = widgets.Text(description="words", placeholder="e.g. suffix", layout={"width": "250px"})
-    shown, number = widgets.Output(), widgets.Label()
+    shown, number = widgets.HTML(), widgets.Label()
 
     def update(*_) -> None:
         chosen = [
@@ -339,9 +338,7 @@ def explore(rows: Sequence[Row]) -> Any:
             and words.value.lower() in f"{r.claim.id} {r.claim.claim} {r.evidence}".lower()
         ]
         number.value = f"{len(chosen)} of {len(rows)} claims"
-        with shown:  # an output area, not a widget's own HTML: JupyterLab follows relative links there
-            clear_output(wait=True)
-            display(table(chosen) if chosen else "no such claim")
+        shown.value = table(chosen).as_raw_html() if chosen else "no such claim"
 
     for control in (*menus.values(), words):
         control.observe(update, names="value")
