@@ -328,10 +328,12 @@ class Survey:
             drafter: tuple((float(batch), float(np.median(found))) for batch, found in sorted(by_batch.items()))
             for drafter, by_batch in sorted(groups.items())
         }
+        # drafting, the noise floor and the runner belong to the machine: another model's runs tell them too
         lenders = [other for other in known if other != label and self.real(other)]
-        if not extra_ms and lenders:
-            extra_ms = _on_the_host(self.costs(lenders[0], without=without).extra_ms)
-            notes.append(f"Drafting on the host is taken from the runs of {lenders[0]}.")
+        teller = label if real or not lenders else lenders[0]
+        if teller != label:
+            extra_ms = _on_the_host(self.costs(teller, without=without).extra_ms)
+            notes.append(f"Drafting on the host and the noise floor are taken from the runs of {teller}.")
         elif not extra_ms:
             notes.append("No run with real prompts is in the law's folder: drafting on the host is left out.")
         plain = [o for o in real if o.drafter == "vanilla"]
@@ -342,8 +344,8 @@ class Survey:
             prompt_ms = max(laws["vanilla"].regimes[0].token, 0.0)
             notes.append("No plain run with real prompts is in the law's folder: reading a prompt is the law's guess.")
         return Costs(
-            laws["vanilla"], laws["walking"], float(prompt_ms), extra_ms, self.noise.get(label, float("nan")),
-            self.runners.get(label, "V1"), tuple(notes),
+            laws["vanilla"], laws["walking"], float(prompt_ms), extra_ms, self.noise.get(teller, float("nan")),
+            self.runners.get(teller, "V1"), tuple(notes),
         )  # fmt: skip
 
 
