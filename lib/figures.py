@@ -166,6 +166,7 @@ def save(figure: Figure, name: str, profile: str, mode: str) -> None:
         warnings.simplefilter("ignore")
         figure.savefig(folder / f"{name}_{profile}.svg", metadata={"Date": None, "Creator": None})
         figure.savefig(folder / f"{name}_{profile}.png", metadata={"Software": None})
+    plt.close(figure)  # pyplot need not hold it: a notebook displays the object itself
 
 
 def paths(name: str, profile: str) -> list[Path]:

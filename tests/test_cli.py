@@ -36,7 +36,8 @@ def test_errors_are_one_sentence_and_exit_2(arguments, words, capsys):
 
 
 @pytest.mark.parametrize("profile", ["cpu", "h200", "h200x2", "h100x8-llama70b", "own"])
-def test_every_profile_has_a_plan(profile, capsys):
+def test_every_profile_has_a_plan(profile, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECULATION_RUNS", str(tmp_path))  # nothing measured yet
     code, out, _ = run(capsys, "sweep", profile, "--dry-run", "--json")
     planned = json.loads(out)
     assert code == 0 and planned
