@@ -195,7 +195,9 @@ def grouped_bars(
             ax.bar(x, estimate.value, width * 0.92, color=colour_of(setting), alpha=1.0 if not twin else 0.55,
                    hatch="//" if twin > 1 else None, edgecolor="white", linewidth=0.3,
                    label=label_of(setting) if position == 0 else None)  # fmt: skip
-            ax.errorbar([x], [estimate.value], yerr=error_bars(*estimate[:3]), color="#262626", linewidth=0.9, capsize=1.5)
+            ax.errorbar(
+                [x], [estimate.value], yerr=error_bars(*estimate[:3]), color="#262626", linewidth=0.9, capsize=1.5
+            )
             if show_values:
                 top = estimate.high if np.isfinite(estimate.high) else estimate.value
                 ax.annotate(format(estimate.value, value_format), (x, top), xytext=(0, 2), ha="center", fontsize=6.5,
@@ -299,7 +301,9 @@ def acceptance_by_workload(
                                text="as published: Llama-3.3-70B, 8×H100, whole run")  # fmt: skip
                 first = False
     if not first:
-        mark = [(h, t) for h, t in zip(*axes[0].get_legend_handles_labels(), strict=True) if t.startswith("as published")]
+        mark = [
+            (h, t) for h, t in zip(*axes[0].get_legend_handles_labels(), strict=True) if t.startswith("as published")
+        ]
         axes[0].legend(*zip(*mark, strict=True), loc="upper center", fontsize=7.5)
     axes[0].set_ylabel("mean acceptance length K")
     tallest = max([axes[0].get_ylim()[1], *(r.value for rs in (printed or {}).values() for r in rs if r is not None)])
@@ -319,7 +323,9 @@ def ladder(rungs: Mapping[str, object], title: str, reference: str = "vanilla, a
     for position, (setting, estimate) in enumerate(rungs.items()):
         ax.barh(position, estimate.value, 0.66, color=colour_of(setting),
                 hatch="//" if "piecewise" in setting else None, edgecolor="white", linewidth=0.4)  # fmt: skip
-        ax.errorbar([estimate.value], [position], xerr=error_bars(*estimate[:3]), color="#262626", linewidth=1, capsize=2)
+        ax.errorbar(
+            [estimate.value], [position], xerr=error_bars(*estimate[:3]), color="#262626", linewidth=1, capsize=2
+        )
         right = estimate.high if np.isfinite(estimate.high) else estimate.value
         ax.annotate(f"{estimate.value:.2f}", (right, position), xytext=(4, 0), textcoords="offset points",
                     va="center", fontsize=8)  # fmt: skip
@@ -350,7 +356,9 @@ def six_workloads(
             first = False
     no_gain(axes[1], text="")
     if not first:
-        mark = [(h, t) for h, t in zip(*axes[1].get_legend_handles_labels(), strict=True) if t.startswith("as published")]
+        mark = [
+            (h, t) for h, t in zip(*axes[1].get_legend_handles_labels(), strict=True) if t.startswith("as published")
+        ]
         axes[1].legend(*zip(*mark, strict=True), loc="upper right", fontsize=7.5)
     axes[1].set_ylabel("throughput / vanilla, as shipped")
     axes[1].margins(y=0.16)
@@ -366,7 +374,9 @@ def speedup_by_batch(curves: Mapping[str, Mapping[int, object]], title: str) -> 
         style = {"color": colour_of(setting), "linestyle": ("-", "--", ":")[min(twin, 2)]}
         ax.plot(batches, [points[b].value for b in batches], marker=marker_of(setting), markersize=5, **style)
         for b in batches:
-            ax.errorbar([b], [points[b].value], yerr=error_bars(*points[b][:3]), color=style["color"], capsize=2, linewidth=0.9)
+            ax.errorbar(
+                [b], [points[b].value], yerr=error_bars(*points[b][:3]), color=style["color"], capsize=2, linewidth=0.9
+            )
     ends = [(setting, max(points), points[max(points)].value) for setting, points in curves.items()]
     top = max(e.high if np.isfinite(e.high) else e.value for points in curves.values() for e in points.values())
     for (setting, batch, _), y in zip(ends, apart([v for *_, v in ends], 0.055 * top), strict=True):
@@ -391,7 +401,7 @@ def memory_effect(study: Mapping, measured: Mapping, title: str) -> Figure:
     study[drafter][mix]: tokens per step over what the mix's parts predict, by model, the study's main model first.
     measured[prompts][mix]: tokens per step, memory on over off, stats.Estimate or None; prompts: fresh, answered.
     """
-    figure, axes = new(title, ncols=2, width=7.6, height=3.8, sharey=True)
+    figure, axes = new(title, ncols=2, width=7.6, height=3.8)
     mixes = list(next(iter(study.values())))
     small = {"fontsize": 7.5, "textcoords": "offset points"}
     for drafter, by_mix in study.items():
@@ -422,8 +432,8 @@ def memory_effect(study: Mapping, measured: Mapping, title: str) -> Figure:
         ax.set_title(head, loc="left", fontsize=9, fontweight="normal")
         if ax.get_legend_handles_labels()[0]:
             ax.legend(fontsize=7.5, loc="upper left", ncols=2)
+        ax.set_ylim(0, 1.2 * ax.get_ylim()[1])
     axes[0].set_ylabel("ratio of tokens per step")
-    axes[0].set_ylim(0, 1.2 * axes[0].get_ylim()[1])
     return figure
 
 
@@ -623,7 +633,7 @@ def decision_map(maps: Mapping[str, Mapping[tuple[str, int], tuple]], title: str
         ax.set_xticks(range(len(columns)), columns)
         ax.set_yticks(range(len(rows)), rows)
         ax.grid(False)
-    for ax in list(axes.flat)[len(workloads):]:
+    for ax in list(axes.flat)[len(workloads) :]:
         ax.set_visible(False)
     for ax in axes[-1]:
         ax.set_xlabel("batch")
@@ -750,7 +760,9 @@ def busy_ladder(rungs: Mapping[str, object], causes: Sequence, title: str) -> Fi
             ax.annotate(f"{cause.points:+.0f}", (max(start.values()), position), xytext=(3, 0), fontsize=7.5,
                         textcoords="offset points", va="center")  # fmt: skip
         ax.axvline(0, color="#888888", linewidth=0.9)
-        ax.set_xlabel("points against the rung before\n(drafters: null), red from gaps,\nblue from kernels", fontsize=7.5)
+        ax.set_xlabel(
+            "points against the rung before\n(drafters: null), red from gaps,\nblue from kernels", fontsize=7.5
+        )
         ax.margins(x=0.2)
     axes[0].set_yticks(range(len(names)), [label_of(n) for n in names])
     axes[0].invert_yaxis()
