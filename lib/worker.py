@@ -309,9 +309,12 @@ class Runner:
         )
 
 
+_NO_MEMORY = ("out of memory", "can't allocate memory", "available memory", "memoryerror", "not enough memory")
+
+
 def _status_of(error: BaseException) -> str:
     text = f"{type(error).__name__} {error}".lower()
-    if "out of memory" in text or "no available memory for the cache" in text or "memoryerror" in text:
+    if any(words in text for words in _NO_MEMORY):
         return "oom"
     return "invalid" if isinstance(error, (ValueError, TypeError, ImportError)) else "crashed"
 
