@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -147,9 +148,25 @@ def _import_ray(address: str) -> ModuleType:
     return ray
 
 
+def _knock(address: str) -> None:
+    """FanoutError where nobody answers at HOST:PORT: Ray itself would try for many minutes."""
+    if address in ("local", "auto"):
+        return
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or not host or "/" in host:
+        raise FanoutError(f"--ray is {address!r}, allowed: local, auto or HOST:PORT of a running cluster's head")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except (OSError, OverflowError) as error:
+        raise FanoutError(
+            f"--ray is {address!r}, allowed: local, auto or HOST:PORT where a cluster answers ({error})"
+        ) from None
+
+
 @contextlib.contextmanager
 def _connected(ray: ModuleType, address: str) -> Iterator[None]:
     """A connection to the cluster at `address`, or to one of this machine's own (`local`); its tasks end with it."""
+    _knock(address)
     # nodes bring the environment (make env or make gpu-env) and get this tree's library
     shipped = {"py_modules": [str(records.ROOT / "lib")], "excludes": ["__pycache__"]}
     try:

@@ -111,6 +111,13 @@ def test_without_ray_the_error_says_how_to_get_it(monkeypatch, capsys, tmp_path)
     assert err.count("\n") == 1 and "--ray is 'local'" in err and "make ray-env" in err
 
 
+@pytest.mark.parametrize("address", ["nowhere", "ray://somewhere:10001", "127.0.0.1:1", "127.0.0.1:99999"])
+def test_an_address_where_no_cluster_answers_is_one_sentence_at_once(address):
+    with pytest.raises(fanout.FanoutError, match="--ray is .* allowed: local, auto or HOST:PORT") as caught:
+        fanout._knock(address)
+    assert "\n" not in str(caught.value)
+
+
 def test_the_cluster_is_asked_for_what_an_engine_takes():
     p = standin_sweep.profile()
     nodes = [{"Resources": {"CPU": 16.0, "GPU": 4.0, "accelerator_type:H100": 1.0}}, {"Resources": {"CPU": 8.0}}]
