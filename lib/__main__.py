@@ -105,15 +105,17 @@ def publish(options: argparse.Namespace) -> int:
 
 
 def update_readme(options: argparse.Namespace) -> int:
-    """Compute the README's numbers from the committed records again."""
-    text = readme.render()
-    if options.check:
-        same = text == readme.PATH.read_text(encoding="utf-8")
-        print("README.md is up to date" if same else "README.md differs from the records: run python -m lib readme")
-        return 0 if same else 1
-    records.write_atomically(readme.PATH, text.encode())
-    print("README.md is up to date")
-    return 0
+    """Compute the numbers of README.md and UPSTREAM.md from the committed records again."""
+    old = {path: path.read_text(encoding="utf-8") for path in readme.COMPUTED}
+    new = {path: readme.render(path) for path in readme.COMPUTED}
+    stale = [path for path in new if new[path] != old[path]]
+    for path in stale:
+        if options.check:
+            print(f"{path.name} differs from the records: run python -m lib readme")
+        else:
+            records.write_atomically(path, new[path].encode())
+            print(f"{path.name} brought up to date")
+    return 1 if stale and options.check else 0
 
 
 def snapshot(options: argparse.Namespace) -> int:
@@ -203,11 +205,13 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--only", help="notebook numbers, e.g. 01,05")
     sub.add_argument("--settings", help="settings of the ladder, in this order, e.g. vanilla,ngram")
     sub.add_argument("--retry", help="measure failed cells again: failed, or some of oom,timeout,crashed,invalid")
-    sub.add_argument("--ray", metavar="ADDRESS", help="spread the engines over this Ray cluster; local: this machine's GPUs")
+    sub.add_argument(
+        "--ray", metavar="ADDRESS", help="spread the engines over this Ray cluster; local: this machine's GPUs"
+    )
     sub.add_argument("--dry-run", action="store_true", help="show the plan and stop")
     sub.add_argument("--hosts", help="with --dry-run: place the plan on hosts of so many GPUs, e.g. 8 or 8,8")
     sub.add_argument("--json", action="store_true", help="the plan as JSON")
-    sub = add("readme", update_readme, "compute the README's numbers from the records")
+    sub = add("readme", update_readme, "compute the numbers in README.md and UPSTREAM.md")
     sub.add_argument("--check", action="store_true", help="only say whether it is up to date")
     sub = with_profile(add("status", status, "what a profile's store holds"), "measure")
     sub.add_argument("--json", action="store_true", help="machine-readable")

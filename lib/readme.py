@@ -1,13 +1,15 @@
-"""The README's answer and notebook table, computed from committed records: no number in it is typed by hand.
+"""The README's answer and the upstream report's table, computed from committed records, never typed by hand.
 
-`python -m lib readme` rewrites the text between the two markers; a test holds the file against the records.
+`python -m lib readme` rewrites the text between the two markers; a test holds the files against the records.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
-from lib import figures, ladder, params, records, stats
+from lib import figures, ladder, metrics, params, records, stats
 from lib.records import Record, Store
 from lib.stats import Estimate
 
@@ -85,11 +87,41 @@ def noise(p: params.Profile) -> str:
     )
 
 
-def render() -> str:
-    """The README with its computed block brought up to date."""
-    text = PATH.read_text(encoding="utf-8")
+def upstream() -> str:
+    """The report's table: the same drafts plain and padded, by workload and batch size, with what was dispatched."""
+    p, held = measured_profile()
+    store, first = Store(records.data_folder(p.profile)), held[0]
+    lines = [
+        f"{p.model.name}, {p.engine.dtype}, {first.provenance.gpu}, vLLM {first.resolved.vllm_version}, ngram "
+        f"{p.ngram.num_speculative_tokens} ({p.ngram.prompt_lookup_min}..{p.ngram.prompt_lookup_max}). Throughput over "
+        f"vanilla as shipped, 95 % intervals; share of decode steps that ran in the FULL graph.",
+        "",
+        "| batch | workload | ngram | steps in FULL | padded | steps in FULL |",
+        "|---|---|---|---|---|---|",
+    ]
+    for batch in sorted({*p.batch_sizes, *p.batch_sweep}):
+        for workload in p.sweep_workloads:
+            where = {"workload": workload, "batch_size": batch}
+            base = ladder.named(held, "vanilla", **where)
+            columns = []
+            for setting in ("ngram", "padded_ngram"):
+                tests = ladder.named(held, setting, **where)
+                shares = [metrics.graph_mode_shares(store.trace(r)).get("FULL", 0.0) for r in tests if r.has_trace]
+                known = bool(shares and stats.pair(tests, base))
+                columns += [str(stats.speedup(tests, base)), f"{100 * np.mean(shares):.0f} %"] if known else ["—", "—"]
+            lines.append(f"| {batch} | {workload} | " + " | ".join(columns) + " |")
+    return "\n".join(lines)
+
+
+# file -> what stands between its markers
+COMPUTED = {PATH: answer, records.ROOT / "UPSTREAM.md": upstream}
+
+
+def render(path: Path = PATH) -> str:
+    """A file of COMPUTED with its block brought up to date. Raises ValueError without the markers."""
+    text = path.read_text(encoding="utf-8")
     if BEGIN not in text or END not in text:
-        raise ValueError(f"README.md lacks its markers, allowed: {BEGIN} … {END}")
+        raise ValueError(f"{path.name} lacks its markers, allowed: {BEGIN} … {END}")
     head, rest = text.split(BEGIN, 1)
     tail = rest.split(END, 1)[1]
-    return f"{head}{BEGIN}\n{answer()}\n{END}{tail}"
+    return f"{head}{BEGIN}\n{COMPUTED[path]()}\n{END}{tail}"

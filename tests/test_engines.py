@@ -219,7 +219,7 @@ def test_two_runs_on_one_store(tmp_path):
 
 
 def test_a_dead_holders_lock_is_free(tmp_path):
-    script = f"from pathlib import Path\nfrom lib import engines\nimport os, time\nlock = engines._Lock(Path({str(tmp_path)!r}))\n"
+    script = f"from pathlib import Path\nfrom lib import engines\nimport time\nlock = engines._Lock(Path({str(tmp_path)!r}))\n"
     script += "lock.__enter__()\nprint('held', flush=True)\ntime.sleep(60)\n"
     holder = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE)
     assert holder.stdout.readline() == b"held\n"
