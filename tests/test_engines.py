@@ -1,5 +1,6 @@
 """Real engines on the CPU: what is true of their records, and what is left after every kind of failure."""
 
+import contextlib
 import json
 import os
 import signal
@@ -23,12 +24,17 @@ def small(**changes) -> params.Profile:
     return params.load("cpu", SMALL | changes)
 
 
+# in the environment of every engine that this test run starts: other runs on the machine are not ours to count
+MARK = os.environ.setdefault("SPECULATION_TEST_RUN", f"test-{os.getpid()}")
+
+
 def workers() -> list[psutil.Process]:
-    """Engine processes alive on this machine."""
+    """Engine processes of this test run that are alive."""
     found = []
     for process in psutil.process_iter(["cmdline", "status"]):
         if "lib.worker" in (process.info["cmdline"] or []) and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process)
+            with contextlib.suppress(psutil.Error):
+                found += [process] if process.environ().get("SPECULATION_TEST_RUN") == MARK else []
     return found
 
 
