@@ -114,9 +114,7 @@ class Sources(NamedTuple):
     output: int
 
 
-def ngram_sources(
-    streams: Iterable[Stream], min_n: int, max_n: int, gamma: int, latest: bool = False
-) -> Sources:
+def ngram_sources(streams: Iterable[Stream], min_n: int, max_n: int, gamma: int, latest: bool = False) -> Sources:
     """Where the accepted tokens of the ngram drafter come from, each request on its own.
 
     The drafter takes the earliest match (runner V1), or the `latest` (V2); the former favours the prompt.
