@@ -21,6 +21,7 @@ def main(method: str, options: dict) -> None:
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",  # two threads that wait for each other crawl on a busy machine
         "SPECULATION_DRAFTER_OPTIONS": json.dumps((LOOKUP if method == "PaddedNgram" else {}) | options),
         "SPECULATION_DRAFTER_COUNTS": str(scratch / "counts"),
         "SPECULATION_WALK_FILE": str(scratch / "walk"),
