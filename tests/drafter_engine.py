@@ -1,6 +1,6 @@
 """One real engine on the CPU, in float32 and in this process; prints ids and counters as one JSON line.
 
-python tests/drafter_engine.py METHOD OPTIONS, METHOD one of vanilla, ngram, or a class of lib.drafters.
+python tests/drafter_engine.py METHOD OPTIONS, METHOD one of vanilla, ngram, PaddedNgram, PaddedSuffix.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ def main(method: str, options: dict) -> None:
         "OMP_NUM_THREADS": "1",  # two threads that wait for each other crawl on a busy machine
         "SPECULATION_DRAFTER_OPTIONS": json.dumps((LOOKUP if method == "PaddedNgram" else {}) | options),
         "SPECULATION_DRAFTER_COUNTS": str(scratch / "counts"),
-        "SPECULATION_WALK_FILE": str(scratch / "walk"),
     }
     from vllm import LLM, SamplingParams
 
@@ -34,7 +33,6 @@ def main(method: str, options: dict) -> None:
     if method == "ngram":
         speculative = {"method": "ngram", "num_speculative_tokens": GAMMA, **LOOKUP}
     elif method != "vanilla":
-        drafters.set_walk(scratch / "walk", 3, uneven=True)
         speculative = {
             "method": "custom_class", "model": f"lib.drafters.{method}", "num_speculative_tokens": GAMMA,
         }  # fmt: skip
@@ -46,9 +44,7 @@ def main(method: str, options: dict) -> None:
     prompts = [
         {"prompt_token_ids": prompt.token_ids}
         for name in cells.WORKLOADS  # more prompts than rows, of unequal lengths: rows are freed and moved
-        for prompt in workloads.build(
-            cells.Workload(name=name, num_prompts=2, input_tokens=96, seed=5), tokenizer
-        )
+        for prompt in workloads.build(cells.Workload(name=name, num_prompts=2, input_tokens=96, seed=5), tokenizer)
     ]
     limits = [SamplingParams(temperature=0.0, max_tokens=24 + 8 * (i % 3)) for i in range(len(prompts))]
     outputs = llm.generate(prompts, limits, use_tqdm=False)
