@@ -315,8 +315,14 @@ def acceptance_by_workload(
     return figure
 
 
-def ladder(rungs: Mapping[str, object], title: str, reference: str = "vanilla, as shipped") -> Figure:
-    """Figure 03: speedup of each rung over vanilla as shipped (stats.Estimate), top to bottom in the order given."""
+def ladder(
+    rungs: Mapping[str, object], title: str, reference: str = "vanilla, as shipped",
+    published: Mapping[str, object] | None = None,
+) -> Figure:  # fmt: skip
+    """Figure 03: speedup of each rung over vanilla as shipped (stats.Estimate), top to bottom in the order given.
+
+    published[setting] is the article's value, drawn as a grey dash.
+    """
     figure, ax = new(title, height=0.9 + 0.42 * max(len(rungs), 4))
     ax.grid(axis="y", visible=False)
     ax.grid(axis="x", color="#E6E6E6", linewidth=0.8)
@@ -329,6 +335,13 @@ def ladder(rungs: Mapping[str, object], title: str, reference: str = "vanilla, a
         right = estimate.high if np.isfinite(estimate.high) else estimate.value
         ax.annotate(f"{estimate.value:.2f}", (right, position), xytext=(4, 0), textcoords="offset points",
                     va="center", fontsize=8)  # fmt: skip
+        mark = (published or {}).get(setting)
+        if mark is not None:
+            ax.plot([mark.value], [position], marker="|", markersize=15, color="#A0A0A0", markeredgewidth=1.8, zorder=4,
+                    linestyle="none", label="as published: Llama-3.3-70B, 8×H100")  # fmt: skip
+    if any((published or {}).values()):
+        handles, labels = ax.get_legend_handles_labels()
+        ax.legend(handles[:1], labels[:1], loc="lower right", fontsize=7.5)
     ax.set_yticks(range(len(rungs)), [label_of(s) for s in rungs])
     ax.invert_yaxis()
     ax.axvline(1.0, color="#888888", linewidth=0.9, linestyle=(0, (4, 3)))

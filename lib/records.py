@@ -274,6 +274,9 @@ def publish(profile: str) -> int:
     source, target = runs_folder(profile) / "records", data_folder(profile)
     store, count = Store(source), 0
     for path, record in store._by_id.values():
+        for other in target.glob(f"*.{record.cell_id}.*"):  # the same cell under another display name
+            if not other.name.startswith(path.stem):
+                other.unlink()
         trace = path.with_name(path.stem + ".trace.json.gz")
         if trace.exists():
             write_atomically(target / trace.name, trace.read_bytes())

@@ -87,6 +87,16 @@ def test_publish_copies_records_and_traces(tmp_path, monkeypatch):
     assert isinstance(held[0], Record) and held[0].has_trace
 
 
+def test_publish_keeps_one_file_a_cell(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    monkeypatch.setenv("SPECULATION_RUNS", str(tmp_path / "runs"))
+    target = Store(tmp_path / "figures" / "data" / "x")
+    target.save(record(cell(setting="old")), trace([1], [1]))
+    Store(tmp_path / "runs" / "x" / "records").save(record(cell(setting="new")), trace([2], [1]))
+    records.publish("x")
+    assert sorted(f.name.split(".")[0] for f in target.folder.iterdir()) == ["new", "new"]
+
+
 def test_snapshot_has_a_row_a_record():
     table = records.snapshot([record(cell()), record(cell(seed=1), status="oom", counters=None, wall_s=None)])
     assert list(table["status"]) == ["ok", "oom"]
