@@ -341,7 +341,7 @@ def ladder(
                     linestyle="none", label="as published: Llama-3.3-70B, 8×H100")  # fmt: skip
     if any((published or {}).values()):
         handles, labels = ax.get_legend_handles_labels()
-        ax.legend(handles[:1], labels[:1], loc="lower right", fontsize=7.5)
+        ax.legend(handles[:1], labels[:1], loc="upper right", fontsize=7.5)
     ax.set_yticks(range(len(rungs)), [label_of(s) for s in rungs])
     ax.invert_yaxis()
     ax.axvline(1.0, color="#888888", linewidth=0.9, linestyle=(0, (4, 3)))
