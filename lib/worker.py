@@ -2,7 +2,8 @@
 
 The only module that imports vLLM. `engines` starts it as `python -m lib.worker PLAN`, in its own process group, with the
 environment set before vLLM is imported. It speaks to its parent in JSON lines on the file descriptor named by
-SPECULATION_EVENTS_FD and ends its whole group when the parent is gone (its standard input closes).
+SPECULATION_EVENTS_FD and ends its whole group when the parent is gone (its standard input closes). It imports vLLM at once and builds the engine when
+the parent says so on its standard input.
 """
 
 from __future__ import annotations
@@ -41,15 +42,23 @@ def end_group() -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def follow_parent() -> None:
-    """End the whole group when the parent's end of our standard input closes, even if it was killed."""
+class Parent:
+    """The process that started us: says when to build the engine, and ends our whole group by ending, even killed."""
 
-    def wait() -> None:
+    def __init__(self) -> None:
+        self._began, self._go, self._said = time.monotonic(), threading.Event(), 0.0
+        threading.Thread(target=self._follow, name="follow-parent", daemon=True).start()
+
+    def _follow(self) -> None:
         while os.read(0, 4096):
-            pass
+            self._said = time.monotonic()
+            self._go.set()
         end_group()
 
-    threading.Thread(target=wait, name="follow-parent", daemon=True).start()
+    def wait(self) -> float:
+        """Wait for the word; returns when this process or the word came, whichever was later (monotonic seconds)."""
+        self._go.wait()
+        return max(self._began, self._said)
 
 
 def follow_children(emit) -> None:
@@ -320,7 +329,7 @@ def _status_of(error: BaseException) -> str:
 
 
 def main(plan_path: str) -> int:
-    follow_parent()
+    parent = Parent()
     events = os.fdopen(int(os.environ["SPECULATION_EVENTS_FD"]), "w", buffering=1)
 
     def emit(**fields: Any) -> None:
@@ -329,13 +338,13 @@ def main(plan_path: str) -> int:
     plan = json.loads(Path(plan_path).read_text())
     cells = [Cell.model_validate(c) for c in plan["cells"]]
     store = Store(plan["records"])
-    begin = time.monotonic()
     try:
         import inspect
 
         from vllm import LLM
         from vllm.engine.arg_utils import EngineArgs
 
+        begin = parent.wait()
         arguments = cells[0].engine.llm_arguments(plan["model_path"]) | {
             "disable_log_stats": False, "cudagraph_metrics": not cells[0].engine.enforce_eager,
         }  # fmt: skip

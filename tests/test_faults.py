@@ -84,6 +84,52 @@ def test_an_engine_that_dies_after_its_last_cell_has_failed_nothing(standin, tmp
     assert [r.status for r in store.all()] == ["ok", "ok"]
 
 
+@pytest.fixture
+def spare(standin):
+    """A machine on which the next engine's process is started early."""
+    standin.setattr(engines.params, "count_gpus", lambda: 1)
+    standin.setattr(engines.params, "count_cpus", lambda: 16)
+    return standin
+
+
+def test_an_engine_started_early_measures_the_same(standin, tmp_path):
+    alone = run(standin_sweep.cells(3, 2), tmp_path / "alone")
+    standin.setattr(engines.params, "count_gpus", lambda: 1)
+    standin.setattr(engines.params, "count_cpus", lambda: 16)
+    store = run(standin_sweep.cells(3, 2), tmp_path / "early")
+    assert standin_sweep.facts(store) == standin_sweep.facts(alone)
+
+
+def test_the_next_engine_waits_for_its_word(spare, tmp_path):
+    """While the first engine measures, the second's process is there and has started nothing."""
+    started, seen = [], []
+
+    def change(process, events):
+        started.append(process)
+        for event in events:
+            if event["event"] == "running" and len(started) == 1:
+                seen.append([c for c in psutil.Process().children() if c.pid != process.child.pid])
+            yield event
+
+    change_events(spare, change)
+    store = run(standin_sweep.cells(2, 2), tmp_path)
+    assert [r.status for r in store.all()] == ["ok"] * 4
+    assert seen and all(len(others) == 1 for others in seen)
+    assert started[1].child.pid == seen[0][0].pid
+
+
+def test_an_interrupt_ends_the_engine_started_early_too(spare, tmp_path):
+    def change(process, events):
+        for event in events:
+            yield event
+            raise KeyboardInterrupt
+
+    change_events(spare, change)
+    with pytest.raises(KeyboardInterrupt):
+        run(standin_sweep.cells(3, 2), tmp_path)
+    assert not psutil.Process().children(recursive=True)
+
+
 def test_random_kills_of_the_whole_sweep(standin, tmp_path):
     """SIGKILL to the caller, again and again: no engine outlives it, and the store ends as an undisturbed run's."""
     cells = standin_sweep.cells(3, 4)
