@@ -72,7 +72,9 @@ def setting(p: Profile, name: str) -> tuple[Engine, str | None]:
 
     Names: vanilla, vanilla_v1, vanilla_v1_sync, null, ngram, ngram_g<gamma>, ngram_min<n>, ngram_gpu, suffix,
     suffix_cold, suffix_warm, suffix_g<gamma>, suffix_<cudagraph mode>, walking, plain_ngram[_g<gamma>],
-    padded_ngram[_g<gamma>], plain_suffix[_g<gamma>], padded_suffix[_g<gamma>], full, full_gmu_default.
+    padded_ngram[_g<gamma>], plain_suffix[_g<gamma>], padded_suffix[_g<gamma>], padded_ngram_repeat (filled with the
+    draft itself), padded_ngram_skip (nothing filled where no request has a draft), padded_ngram_schedule (gamma by
+    batch size), full, full_gmu_default.
     Raises ParamsError for a name it does not know.
     """
     base, gamma = p.base_engine, p.ngram.num_speculative_tokens
@@ -95,6 +97,11 @@ def setting(p: Profile, name: str) -> tuple[Engine, str | None]:
         "suffix": lambda: with_(_suffix(p), "off"),
         "suffix_cold": lambda: with_(_suffix(p, "cold"), "cold"),
         "suffix_warm": lambda: with_(_suffix(p, "warm"), "warm"),
+        "padded_ngram_repeat": lambda: with_(_drafter(p, "PaddedNgram", gamma, **_ngram_options(p), fill="repeat")),
+        "padded_ngram_skip": lambda: with_(_drafter(p, "PaddedNgram", gamma, **_ngram_options(p), when_empty="skip")),
+        "padded_ngram_schedule": lambda: with_(
+            _drafter(p, "PaddedNgram", gamma, **_ngram_options(p), gamma_schedule=p.gamma_schedule)
+        ),
         "full": lambda: with_(
             _suffix(p, "cold"), "cold",
             cudagraph_mode=None if base.enforce_eager else "PIECEWISE",
@@ -192,6 +199,17 @@ def narrow(p: Profile, settings: Iterable[str], **options) -> list[Cell]:
     return cells(p, settings, **{"workloads": p.sweep_workloads, "seeds": p.seeds[:1]} | options)
 
 
+def controls(p: Profile) -> list[Cell]:
+    """Vanilla and the ngram drafters on the sweep workloads with the profile's `controls`, each as <setting>_<control>."""
+    drafters = [name for name in ("vanilla", "ngram", "padded_ngram") if name in p.rungs]
+    changed = {"raw": {"form": "raw"}, "ignore_eos": {"ignore_eos": True}}
+    return [
+        cell.model_copy(update={"setting": f"{cell.setting}_{control}"})
+        for control in p.controls
+        for cell in narrow(p.model_copy(update=changed[control]), drafters)
+    ]
+
+
 def notebook_cells(p: Profile, notebook: str) -> list[Cell]:
     """The engine cells that notebook `01` to `04`, or `08`, measures."""
     baseline = spread(p, ["vanilla"])
@@ -200,7 +218,7 @@ def notebook_cells(p: Profile, notebook: str) -> list[Cell]:
             return spread(p, ["vanilla"], repeats=p.repeats)
         case "02":
             lengths = [f"ngram_g{n}" for n in p.draft_lengths if n != p.ngram.num_speculative_tokens]
-            return baseline + spread(p, ["ngram"]) + narrow(p, [*lengths, "ngram_min1"])
+            return baseline + spread(p, ["ngram"]) + narrow(p, [*lengths, "ngram_min1"]) + controls(p)
         case "03":
             first = p.seeds[:1]
             return (
@@ -214,7 +232,14 @@ def notebook_cells(p: Profile, notebook: str) -> list[Cell]:
             memory = [f"suffix_gmu{round(100 * share)}" for share in p.gpu_memory_utilizations]
             control = [rung for rung in p.rungs if rung in CONTROL]
             rungs = [rung for rung in p.rungs if rung not in CONTROL and rung != "vanilla"]
-            return baseline + spread(p, rungs) + narrow(p, control, seeds=p.seeds) + narrow(p, [*modes, *memory])
+            first = p.model_copy(update={"seeds": p.seeds[:1]})
+            return (
+                baseline
+                + spread(p, rungs)
+                + narrow(p, control, seeds=p.seeds)
+                + narrow(p, [*modes, *memory])
+                + spread(first, p.arms, workloads=p.sweep_workloads)
+            )
         case "08":
             # mixes of fresh prompts and of prompts that the single workloads have used, suffix memory off and on
             fresh, again = (p.model_copy(update={"reuse_prompts": reuse}) for reuse in (False, True))
