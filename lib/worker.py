@@ -1,9 +1,9 @@
 """One engine process: builds the engine, runs its cells in order, writes each record as the cell ends.
 
 The only module that imports vLLM. `engines` starts it as `python -m lib.worker PLAN`, in its own process group, with the
-environment set before vLLM is imported. It speaks to its parent in JSON lines on the file descriptor named by
-SPECULATION_EVENTS_FD and ends its whole group when the parent is gone (its standard input closes). It imports vLLM at once and builds the engine when
-the parent says so on its standard input.
+environment set before vLLM is imported. It imports vLLM at once and builds the engine when the parent says so on its
+standard input; it speaks to the parent in JSON lines on the file descriptor named by SPECULATION_EVENTS_FD and ends its
+whole group when the parent is gone (its standard input closes).
 """
 
 from __future__ import annotations
