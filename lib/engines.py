@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -148,7 +149,8 @@ class Process:
         logs = folder / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         self.log = logs / f"{name}.log"
-        self.scratch = tempfile.TemporaryDirectory(prefix="speculation-")
+        (folder / "scratch").mkdir(exist_ok=True)
+        self.scratch = tempfile.TemporaryDirectory(dir=folder / "scratch", prefix="engine-")
         scratch = Path(self.scratch.name)
         env = environment(cells[0], profile)
         if cells[0].engine.speculative is not None and cells[0].engine.speculative.drafter:
@@ -305,6 +307,7 @@ def run(
         contextlib.closing(Starter(groups, lambda left: Process(left, profile, folder, made))) as start,
         tqdm(total=total, unit="engine cell", disable=not progress, file=sys.stderr) as bar,
     ):
+        shutil.rmtree(folder / "scratch", ignore_errors=True)  # of runs that were killed; the lock says none is alive
         for index, group in enumerate(groups):
             bar.set_description(f"engine {index + 1}/{len(groups)}")
             with contextlib.closing(run_group(group, start, store, made, bar.refresh)) as events:
