@@ -168,10 +168,14 @@ def run_sweep(options: argparse.Namespace) -> int:
         if options.hosts and not options.json:
             print(fanout.describe(fanout.place(planned, _hosts(options.hosts))))
         return 0
-    failed = sweep.run(profile, cells, retry, options.ray)
-    print(f"{len(cells) - len(failed)} of {len(cells)} engine cells measured")
-    for line in failed:
-        print(line, file=sys.stderr)
+    ended = sweep.run(profile, cells, retry, options.ray)
+    failed = [r for r in ended if r.status != "ok"]
+    if not options.json:
+        print(sweep.outcome(ended))
+    print(f"{len(ended) - len(failed)} of {len(cells)} engine cells measured", file=sys.stderr if options.json else None)
+    for r in failed:
+        where = f"{r.cell.setting} {r.cell.workload.name} batch {r.cell.batch_size}"
+        print(f"{where}: {r.status}, {r.reason}", file=sys.stderr)
     return 1 if failed else 0
 
 

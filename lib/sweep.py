@@ -12,7 +12,7 @@ from typing import NamedTuple
 from lib import engines, fanout, ladder, records, steptime
 from lib.cells import Cell
 from lib.params import ParamsError, Profile
-from lib.records import Store
+from lib.records import Record, Store
 
 PARTS = ("01", "02", "03", "04", "05", "08")  # 06 and 07 measure nothing of their own
 
@@ -87,13 +87,24 @@ def describe(planned: list[PlannedEngine]) -> str:
     return "\n".join(lines)
 
 
-def run(p: Profile, cells: list[Cell], retry: Iterable[str], ray: str | None = None) -> list[str]:
-    """Measure what is missing, here or over the Ray cluster `ray`; one line for each cell that did not end well."""
+def run(p: Profile, cells: list[Cell], retry: Iterable[str], ray: str | None = None) -> list[Record]:
+    """Measure what is missing, here or over the Ray cluster `ray`; the records of all of `cells`."""
     store = engines.run(cells, p, retry=retry) if ray is None else fanout.run(cells, p, address=ray, retry=retry)
-    ended = [r for r in (store.get(c) for c in cells) if r is not None and r.status != "ok"]
-    return [
-        f"{r.cell.setting} {r.cell.workload.name} batch {r.cell.batch_size}: {r.status}, {r.reason}" for r in ended
-    ]
+    return [r for r in (store.get(c) for c in cells) if r is not None]
+
+
+def outcome(ended: Iterable[Record]) -> str:
+    """Records by model and setting as a table: how many ended how, and what the good ones' engines produced."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for r in ended:
+        groups.setdefault((r.cell.engine.model.name, r.cell.setting), []).append(r)
+    lines = [f"{'setting':22} {'model':24} {'ok':>4} {'failed':>7} {'minutes':>8} {'tokens/s':>9}"]
+    for (model, name), group in groups.items():
+        good = [r for r in group if r.status == "ok"]
+        seconds, tokens = sum(r.wall_s for r in good), sum(r.counters.num_output_tokens for r in good)
+        rate = f"{tokens / seconds:.0f}" if seconds else ""
+        lines.append(f"{name:22} {model:24} {len(good):4d} {len(group) - len(good):7d} {seconds / 60:8.1f} {rate:>9}")
+    return "\n".join(lines)
 
 
 def history(p: Profile) -> list[Store]:
