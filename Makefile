@@ -14,7 +14,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 export PYTHON TORCH_INDEX
 export WHEELS := $(CACHE)/wheels
 
-NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=60 $(if $(wildcard tests/nbval_sanitize.cfg),--nbval-sanitize-with tests/nbval_sanitize.cfg)
+NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=60
 ROOT_OK := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .PHONY: help env reproduce replay test nbval bench lab html lint clean-runs gpu-env ray-env conda-env
@@ -42,10 +42,12 @@ test: env ## unit, property and engine tests, then the notebooks against their s
 	@$(MAKE) nbval
 
 nbval: env ## replay every notebook and compare its outputs with the saved ones
-	@$(if $(NOTEBOOKS),$(PY) -m pytest -q -n 2 --dist loadfile $(NBVAL) $(NOTEBOOKS),echo "no notebooks yet")
+	@drawn() { cat figures/*.svg figures/*.png | sha256sum; }; before=$$(drawn); \
+	$(PY) -m pytest -q -n 2 --dist loadfile $(NBVAL) $(NOTEBOOKS); \
+	[ "$$before" = "$$(drawn)" ] || { echo "nbval: figures redrawn from the records differ from the stored ones" >&2; exit 1; }
 
-bench: env ## time the library itself: replay speed, drawing, start-up
-	@$(PY) -m lib bench
+bench: env ## time the library itself: replay, drafters, the store under random kills; prints ratios
+	@for bench in tests/bench/bench_*.py; do echo "$$bench"; $(PY) "$$bench"; done
 
 lab: env ## open the notebooks in JupyterLab (this machine only, with a token)
 	@$(PY) -m jupyterlab --ip=127.0.0.1 --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks $(ROOT_OK) $(LABFLAGS)
