@@ -1,0 +1,44 @@
+"""Saved outputs hold: a record that changes shows in the notebook cell that tells of it, and not before."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+
+from lib import ladder
+from lib.records import Store, data_folder
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOK = "notebooks/01_vanilla_baseline.ipynb"
+
+
+def failed_cells(folder: Path) -> list[int]:
+    """Code cells of NOTEBOOK in a copy of the tree at `folder` whose outputs differ from the saved ones."""
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--nbval", "--nbval-current-env", "-p", "no:cacheprovider", NOTEBOOK],
+        cwd=folder, env=os.environ | {"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode in (0, 1), run.stdout + run.stderr
+    return [int(number) for number in re.findall(r"^FAILED .*::Cell (\d+)", run.stdout, re.MULTILINE)]
+
+
+def test_a_changed_record_fails_in_its_cell(tmp_path):
+    for name in ("lib", "params", "figures/data"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "notebooks").mkdir()
+    shutil.copy(ROOT / NOTEBOOK, tmp_path / NOTEBOOK)
+    assert failed_cells(tmp_path) == []
+
+    changed = ladder.named(Store(data_folder("h200")).all(), "vanilla", workload="code", batch_size=64, repeat=0)[0]
+    path = tmp_path / "figures" / "data" / "h200" / f"{changed.cell.file_stem}.json"
+    record = json.loads(path.read_text())
+    record["wall_s"] *= 2
+    path.write_text(json.dumps(record))
+    code = [c.source for c in nbformat.read(ROOT / NOTEBOOK, 4).cells if c.cell_type == "code"]
+    tells = [number for number, source in enumerate(code) if "stats.throughput(" in source]
+    assert failed_cells(tmp_path)[0] == tells[0]
