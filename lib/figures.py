@@ -110,7 +110,7 @@ def provenance_line(notebook: str, profile: str, records: Sequence[Record]) -> s
 
 def sign(figure: Figure, line: str) -> None:
     """Put the provenance line under the figure, 6 pt grey, wrapped to its width."""
-    width = int(figure.get_figwidth() * 26)
+    width = int(figure.get_figwidth() * 24)
     words, lines = line.split(" · "), [""]
     for word in words:
         if lines[-1] and len(lines[-1]) + len(word) + 3 > width:
@@ -136,9 +136,9 @@ def no_gain(ax, value: float = 1.0, text: str = "no gain", axis: str = "y") -> N
         ax.axvline(value, color="#888888", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
 
 
-def published_mark(ax, x: float, y: float, *, first: bool = False, text: str = "published") -> None:
+def published_mark(ax, x: float, y: float, *, first: bool = False, text: str = "published", marker: str = "_") -> None:
     """The article's value as an unobtrusive dash, named once in the legend."""
-    ax.plot([x], [y], marker="_", markersize=14, color="#A0A0A0", markeredgewidth=1.6, linestyle="none", zorder=4,
+    ax.plot([x], [y], marker=marker, markersize=14, color="#A0A0A0", markeredgewidth=1.6, linestyle="none", zorder=4,
             label=text if first else None)  # fmt: skip
 
 
@@ -247,13 +247,15 @@ def draft_length(curves: Mapping[str, Mapping[int, tuple]], title: str) -> Figur
     return figure
 
 
-def tau_against_r(points: Sequence[Mapping], title: str) -> Figure:
+def tau_against_r(points: Sequence[Mapping], title: str, published: Sequence[tuple[str, float, float]] = ()) -> Figure:
     """Figure 02: tokens per step against R. Above the diagonal speculation pays.
 
-    Each point: setting, workload, tau, r, and `bold` for the workload in focus.
+    Each point: setting, workload, tau, r, and `bold` for the workload in focus. published: (setting, R, tau) of the
+    article's cells, drawn hollow and grey.
     """
     figure, ax = new(title)
-    top = 1.15 * max([*(p["tau"] for p in points), *(p["r"] for p in points), 2.0])
+    whole = [*published, *((p["setting"], p["r"], p["tau"]) for p in points)]
+    top = 1.15 * max([*(tau for *_, tau in whole), *(r for _, r, _ in whole), 2.0])
     line = np.array([0.8, top])
     ax.fill_between(line, line, top, color="#F1F7F1", zorder=0)
     for gain, text in ((1.0, "no gain"), (1.5, "1.5 times"), (2.0, "twice as fast")):
@@ -275,6 +277,10 @@ def tau_against_r(points: Sequence[Mapping], title: str) -> Figure:
         ax.annotate(point["workload"], (point["r"], point["tau"]), xytext=(right, places[id(point)]), va="center",
                     fontsize=8 if bold else 7, color=colour_of(setting), fontweight="bold" if bold else "normal",
                     arrowprops={"arrowstyle": "-", "color": colour_of(setting), "linewidth": 0.4, "alpha": 0.6})  # fmt: skip
+    for number, (setting, r, tau) in enumerate(published):
+        ax.plot([r], [tau], marker=marker_of(setting), linestyle="none", markersize=4.5, markerfacecolor="none",
+                markeredgecolor="#8A8A8A", markeredgewidth=0.9, zorder=1.5,
+                label=None if number else "as published, R = tau / speedup:\nLlama-3.3-70B, 8×H100, n = 1 each")  # fmt: skip
     ax.set_xlabel("R: time of a speculative step / vanilla step, same running requests")
     ax.set_ylabel("tokens per step")
     ax.set_xlim(0.8, top)
@@ -731,10 +737,13 @@ def break_even_by_size(points: Sequence, published: Sequence, title: str, gamma:
     return figure
 
 
-def busy_ladder(rungs: Mapping[str, object], causes: Sequence, title: str) -> Figure:
+def busy_ladder(
+    rungs: Mapping[str, object], causes: Sequence, title: str, published: Mapping[str, object] | None = None
+) -> Figure:
     """Figure 06: the ladder's rungs as rows (busy.Rung), one column a quantity; with a GPU, its busy share's causes.
 
     causes: busy.Cause, drawn as the points each rung adds to or takes from the busy share of the rung before it.
+    published: the article's busy share (published.Reference) by rung.
     """
     gpu = all(r.busy_pct is not None for r in rungs.values()) and bool(rungs)
     columns = [
@@ -763,6 +772,9 @@ def busy_ladder(rungs: Mapping[str, object], causes: Sequence, title: str) -> Fi
         ax.set_xlabel(label, fontsize=8.5)
         ax.set_xlim(left=0)
         ax.margins(x=0.28)
+        for name, reference in (published or {}).items() if label.startswith("GPU busy") else ():
+            published_mark(ax, reference.value, names.index(name), marker="|")
+            ax.set_xlabel(label + "\ngrey: as published, 70B on\n8×H100, n = 1 each", fontsize=7.5)
     if gpu:
         ax = axes[-1]
         for cause in causes:
