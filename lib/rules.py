@@ -949,6 +949,7 @@ def step_cost_by_size(evidence: Evidence, draft_tokens: int) -> list[Finding]:
     for bench in evidence.gpus:
         records = [r for r in bench.all if r.cell.workload.name == "random"]
         rows = [row for r in records if (trace := bench.trace(r)) for row in steptime.rows(r, trace)]
+        rows = steptime.at_context(rows, bench.profile.step_time.contexts[0])
         costs: dict[int, dict[str, tuple[float, Estimate]]] = {}
         for model in sorted({row.model for row in rows}):
             own = [row for row in rows if row.model == model]

@@ -15,6 +15,7 @@ With V = B (1 + gamma), a drafter pays if its tokens per step exceed `break_even
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -165,6 +166,7 @@ class Row(Frozen):
     batch: int
     verified: float  # tokens a step, batch included
     context: float  # tokens a request
+    input_tokens: int = 0  # prompt length asked for: rows are compared at one
     step_ms: float
     low_ms: float  # 95 % interval of the median over the steps
     high_ms: float
@@ -245,6 +247,7 @@ def rows(record: Record, trace: Trace) -> list[Row]:
                 model=model_label(cell.engine), hardware=hardware_of(record), setting=cell.setting, mode=mode,
                 batch=cell.batch_size, verified=float(np.median(steps["verified"][at])),
                 context=cell.workload.input_tokens + float(np.median(steps["held"][at])),
+                input_tokens=cell.workload.input_tokens,
                 step_ms=middle, low_ms=low, high_ms=high, num_steps=len(at), gamma=cell.draft_tokens,
                 uneven=cell.uneven, parameters_b=parameters_b(record),
                 num_speculative_tokens=speculative.num_speculative_tokens if speculative else None,
@@ -282,6 +285,15 @@ def _merged(same: Sequence[Row]) -> Row:
             "num_steps": sum(r.num_steps for r in same),
         }
     )
+
+
+def at_context(rows: Iterable[Row], input_tokens: int) -> list[Row]:
+    """Each model's rows at the prompt length nearest to `input_tokens`, which break-evens and taxes compare at."""
+    kept = []
+    for own in by_model(rows).values():
+        nearest = min({r.input_tokens for r in own}, key=lambda n: abs(math.log(max(n, 1) / max(input_tokens, 1))))
+        kept += [r for r in own if r.input_tokens == nearest]
+    return kept
 
 
 def find(
@@ -323,7 +335,10 @@ class BreakEven(NamedTuple):
 
 
 def break_evens(rows: Iterable[Row]) -> list[BreakEven]:
-    """Even drafts over vanilla as shipped: every model, batch size, length from one on, and family."""
+    """Even drafts over vanilla as shipped: every model, batch size, length from one on, and family.
+
+    `rows` hold one prompt length a model (`at_context`).
+    """
     rows = list(rows)
     found: dict[tuple, BreakEven] = {}
     for model, own in by_model(rows).items():
@@ -335,6 +350,45 @@ def break_evens(rows: Iterable[Row]) -> list[BreakEven]:
                 if held is None or test.num_steps > held.tokens.n:
                     found[key] = BreakEven(model, test.parameters_b, *key[1:], test.mode, ratio(test, base))
     return sorted(found.values(), key=lambda e: (e.parameters_b or 0.0, *e[2:5]))
+
+
+class Departure(NamedTuple):
+    """One step with the FULL graph and without it, in one engine, padded to the same number of tokens."""
+
+    model: str
+    parameters_b: float | None
+    batch: int
+    gamma: int
+    full: Row  # even drafts, as captured
+    piecewise: Row  # every second request drafts one token less
+
+    @property
+    def ratio(self) -> float:
+        return self.piecewise.step_ms / self.full.step_ms
+
+    @property
+    def saved(self) -> float:
+        """Share of the PIECEWISE step that the FULL graph saves."""
+        return 1 - 1 / self.ratio
+
+
+def departures(rows: Iterable[Row]) -> list[Departure]:
+    """What leaving the FULL graph costs: even against uneven drafts of one engine, at one batch size and prompt length.
+
+    Engines captured for different lengths are not compared: they pad a step to different sizes, and a GPU's matrix
+    kernels can take longer for 130 tokens than for 208.
+    """
+    found = []
+    for model, own in by_model(rows).items():
+        full = [r for r in own if r.mode == "FULL" and r.family == "as captured"]
+        for even in sorted(full, key=lambda r: (r.input_tokens, r.batch, r.gamma)):
+            same = [
+                r for r in own
+                if r.uneven and r.mode == "PIECEWISE" and (r.batch, r.gamma, r.num_speculative_tokens, r.input_tokens)
+                == (even.batch, even.gamma, even.num_speculative_tokens, even.input_tokens)
+            ]  # fmt: skip
+            found += [Departure(model, even.parameters_b, even.batch, even.gamma, even, r) for r in same]
+    return sorted(found, key=lambda d: d.parameters_b or 0.0)
 
 
 class Leverage(NamedTuple):
@@ -359,11 +413,6 @@ _FACTORS: dict[str, tuple[Callable, Callable, Callable]] = {  # level, what is h
     "model size": (lambda e: e.parameters_b, lambda e: (e.batch, e.gamma), lambda e: e.model),
     "batch size": (lambda e: e.batch, lambda e: (e.model, e.gamma), lambda e: str(e.batch)),
     "draft length": (lambda e: e.gamma, lambda e: (e.model, e.batch), lambda e: str(e.gamma)),
-    "leaving the FULL graph": (
-        lambda e: {"FULL": 0, "PIECEWISE": 1}.get(e.mode),
-        lambda e: (e.model, e.batch, e.gamma),
-        lambda e: e.mode,
-    ),
 }
 
 
@@ -381,8 +430,8 @@ def _moved(points: Sequence[BreakEven], factor: str, family: str) -> Leverage | 
     return Leverage(family, factor, label(lowest), label(highest), *spread)
 
 
-def leverage(points: Sequence[BreakEven]) -> list[Leverage]:
-    """What model size, batch size and draft length do within each family, and leaving the FULL graph between them.
+def leverage(points: Sequence[BreakEven], left: Sequence[Departure] = ()) -> list[Leverage]:
+    """What model size, batch size and draft length do within each family, and leaving the FULL graph (`left`).
 
     Strongest first in each family. A comparison spans the family's whole measured range of its factor;
     incomplete ones are left out. A larger batch may leave the graphs behind: that is part of what it does.
@@ -390,10 +439,12 @@ def leverage(points: Sequence[BreakEven]) -> list[Leverage]:
     found = []
     for family in sorted({e.family for e in points}):
         own = [e for e in points if e.family == family]
-        moved = [_moved(own, factor, family) for factor in list(_FACTORS)[:3]]
+        moved = [_moved(own, factor, family) for factor in _FACTORS]
         found += sorted((x for x in moved if x is not None), key=lambda x: -x.strength)
-    between = _moved(points, "leaving the FULL graph", "all")
-    return found + ([between] if between is not None else [])
+    if ratios := [d.ratio for d in left]:
+        spread = (float(np.median(ratios)), min(ratios), max(ratios), len(ratios))
+        found.append(Leverage("all", "leaving the FULL graph", "FULL", "PIECEWISE", *spread))
+    return found
 
 
 class Tax(NamedTuple):
@@ -406,7 +457,10 @@ class Tax(NamedTuple):
 
 
 def taxes(rows: Sequence[Row], batch: int) -> list[Tax]:
-    """Step times at `batch` of vanilla, V1, V1 synchronous and null drafter; without a row, no rung."""
+    """Step times at `batch` of vanilla, V1, V1 synchronous and null drafter; without a row, no rung.
+
+    `rows` are one model's, at one prompt length (`at_context`).
+    """
     rungs = [(name, find(rows, setting=name, batch=batch)) for name in BASELINES]
     rungs.append(("null", find(rows, setting="walking", batch=batch, gamma=0)))
     measured = [(name, row) for name, row in rungs if row is not None]

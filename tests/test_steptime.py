@@ -263,20 +263,37 @@ def test_leverage_by_hand():
     assert batch.strength == batch.ratio > 1
 
 
-def test_leverage_of_size_and_of_leaving_the_graph():
+def test_leverage_of_size():
     captured = [r for r in grid(mode="FULL") if r.gamma == 7]
-    other = grid(mode="PIECEWISE", law=(20.0, 0.5, 0.25), num_speculative_tokens=12)
     small = [r.model_copy(update={"model": "s", "parameters_b": 0.1}) for r in (*vanilla(), *captured)]
-    large = [
-        r.model_copy(update={"model": "l", "parameters_b": 70.0}) for r in (*vanilla(), *captured, *other)
-    ]
+    large = [r.model_copy(update={"model": "l", "parameters_b": 70.0}) for r in (*vanilla(), *captured)]
     found = {(x.family, x.factor): x for x in steptime.leverage(steptime.break_evens(small + large))}
     size = found["as captured", "model size"]
     assert (size.ratio, size.lowest, size.highest, size.n) == (pytest.approx(1.0), "s", "l", 3)
-    left = found["all", "leaving the FULL graph"]
-    # gamma 7, batch 1, 4, 8: 24.25 / 14.25, 37 / 27, 54 / 44
-    assert (left.lowest, left.highest) == ("FULL", "PIECEWISE")
-    assert (left.ratio, left.largest) == (pytest.approx(37 / 27), pytest.approx(24.25 / 14.25))
+
+
+def test_leaving_the_graph_is_told_within_one_engine():
+    rows = [
+        row(4, 7, mode="FULL", step_ms=10.0),
+        row(4, 7, mode="PIECEWISE", step_ms=16.0, uneven=True),
+        row(4, 7, mode="PIECEWISE", step_ms=99.0, num_speculative_tokens=12),  # another engine pads otherwise
+        row(4, 3, mode="PIECEWISE", step_ms=98.0, uneven=True),
+        row(4, 7, mode="PIECEWISE", step_ms=97.0, uneven=True, input_tokens=4000),
+        row(8, 7, mode="NONE", step_ms=96.0, uneven=True),
+    ]
+    (d,) = steptime.departures(rows)
+    assert (d.batch, d.gamma, d.ratio, d.saved) == (4, 7, pytest.approx(1.6), pytest.approx(0.375))
+    (moved,) = steptime.leverage([], [d])
+    assert (moved.factor, moved.ratio, moved.n) == ("leaving the FULL graph", pytest.approx(1.6), 1)
+
+
+def test_rows_of_two_contexts_are_compared_at_one():
+    long = [r.model_copy(update={"input_tokens": 4000, "step_ms": 9.0}) for r in (*vanilla(), *grid(graphs=False))]
+    short = [r.model_copy(update={"input_tokens": 1000}) for r in (*vanilla(), *grid(graphs=False))]
+    kept = steptime.at_context([*long, *short], 800)
+    assert {r.input_tokens for r in kept} == {1000} and len(kept) == len(short)
+    points = {(e.batch, e.gamma): e.tokens.value for e in steptime.break_evens(kept)}
+    assert points[4, 3] == pytest.approx(19 / 13)
 
 
 def test_figure_05_has_a_line_a_batch_and_family():
