@@ -17,6 +17,7 @@ PATH = records.ROOT / "README.md"
 BEGIN, END = "<!-- computed: begin -->", "<!-- computed: end -->"
 SHOWN = ("ngram", "padded_ngram", "suffix", "padded_suffix", "full")
 ORDER = ("h200", "cpu")  # the profile whose records answer, first that has any
+CLOSED = "h200-closed"  # the same ladder where a batch thins out towards its end
 
 
 def measured_profile() -> tuple[params.Profile, list[Record]]:
@@ -63,6 +64,9 @@ def answer() -> str:
         "padded_ngram": "The same ngram drafts **filled up to the length that the FULL CUDA graph was captured for** give {}.",
     }
     lines += [f"- {text.format(_span(by_setting[s]))}" for s, text in sentences.items() if s in by_setting]
+    if by_batch := _by_batch(p, held, "padded_ngram"):
+        lines.append(f"- By requests in flight, {' / '.join(p.sweep_workloads)}, those filled drafts give {by_batch}.")
+    lines += _closed(p)
     lines += ["", "| workload | " + " | ".join(figures.label_of(s) for s in by_setting) + " |"]
     lines.append("|---" * (len(by_setting) + 1) + "|")
     for w in p.workloads:
@@ -70,6 +74,29 @@ def answer() -> str:
     requests = sum(len(r.requests) for r in _main(p, held, "vanilla"))
     lines += ["", f"n = {requests} requests a setting, {len(p.seeds)} prompt seeds. {noise(p)}"]
     return "\n".join(lines)
+
+
+def _by_batch(p: params.Profile, held: list[Record], setting: str) -> str:
+    """`1: 4.08 / 3.04, 8: …`: the throughput ratio on each sweep workload at every batch size of the sweep."""
+    parts = []
+    for batch in sorted({*p.batch_sizes, *p.batch_sweep}):
+        where = [{"workload": w, "batch_size": batch} for w in p.sweep_workloads]
+        pairs = [(ladder.named(held, setting, **at), ladder.named(held, "vanilla", **at)) for at in where]
+        if all(stats.pair(*both) for both in pairs):
+            parts.append(f"{batch}: " + " / ".join(f"{stats.speedup(*both).value:.2f}" for both in pairs))
+    return ", ".join(parts)
+
+
+def _closed(p: params.Profile) -> list[str]:
+    """The same settings in closed batches, if that profile has records: one line, else none."""
+    other = params.load(CLOSED)
+    store = Store(records.data_folder(CLOSED))
+    held = [r for c in ladder.notebook_cells(other, "04") if (r := store.get(c)) is not None and r.status == "ok"]
+    spans = [(s, found) for s in ("ngram", "padded_ngram") if (found := ratios(other, held, s))]
+    if p.profile == CLOSED or not spans:
+        return []
+    text = "; ".join(f"{figures.label_of(s)} {_span(found)}" for s, found in spans)
+    return [f"- In *closed* batches (no request follows one that ends; another H200, profile `{CLOSED}`): {text}."]
 
 
 def noise(p: params.Profile) -> str:

@@ -35,7 +35,7 @@ def test_errors_are_one_sentence_and_exit_2(arguments, words, capsys):
     assert [w for w in words if w not in err] == []
 
 
-@pytest.mark.parametrize("profile", ["cpu", "h200", "h200x2", "h100x8-llama70b", "own"])
+@pytest.mark.parametrize("profile", ["cpu", "h200", "h200-closed", "h200x2", "h100x8-llama70b", "own"])
 def test_every_profile_has_a_plan(profile, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECULATION_RUNS", str(tmp_path))  # nothing measured yet
     code, out, _ = run(capsys, "sweep", profile, "--dry-run", "--json")

@@ -1,0 +1,55 @@
+"""The settings by name and the cells that the notebooks measure."""
+
+import made_up_records as made_up
+
+from lib import ladder, params, sweep
+from lib.cells import engine_key
+
+
+def profile(**changes) -> params.Profile:
+    return params.load("h200", changes)
+
+
+def test_controls_run_in_the_engines_of_their_settings():
+    p = profile(controls=["raw", "ignore_eos"], rungs=["vanilla", "ngram", "suffix"])
+    cells = ladder.controls(p)
+    names = {c.setting for c in cells}
+    assert names == {"vanilla_raw", "ngram_raw", "vanilla_ignore_eos", "ngram_ignore_eos"}
+    assert {(c.workload.form, c.ignore_eos) for c in cells} == {("raw", False), ("chat", True)}
+    # no engine starts for them, and none of them is a cell that is measured anyway
+    main = ladder.cells(p, ["vanilla", "ngram"])
+    assert {engine_key(c) for c in cells} == {engine_key(c) for c in main}
+    assert not {c.cell_id for c in cells} & {c.cell_id for c in main}
+    assert not ladder.controls(profile(controls=[]))
+
+
+def test_one_choice_of_the_padded_drafter_at_a_time():
+    p = profile(gamma_schedule="1:7,128:0")
+    plain = ladder.setting(p, "padded_ngram")[0].speculative
+    for name, changed in (
+        ("padded_ngram_repeat", {"fill": "repeat"}),
+        ("padded_ngram_skip", {"when_empty": "skip"}),
+        ("padded_ngram_schedule", {"gamma_schedule": "1:7,128:0"}),
+        ("plain_ngram", {"fill": "none"}),
+    ):
+        speculative = ladder.setting(p, name)[0].speculative
+        assert speculative.drafter_options == plain.drafter_options | changed
+        assert speculative.model_copy(update={"drafter_options": plain.drafter_options}) == plain
+    longer = ladder.setting(p, "padded_ngram_g12")[0].speculative
+    assert longer == plain.model_copy(update={"num_speculative_tokens": 12})
+
+
+def test_arms_pair_with_vanilla_at_every_batch_size():
+    p = profile(arms=["padded_ngram_g3"])
+    measured = ladder.notebook_cells(p, "04")
+    keys = {name: {(c.workload, c.batch_size) for c in measured if c.setting == name} for name in ("vanilla", *p.arms)}
+    assert keys["padded_ngram_g3"] <= keys["vanilla"]
+    assert {batch for _, batch in keys["padded_ngram_g3"]} == {*p.batch_sizes, *p.batch_sweep}
+
+
+def test_the_table_at_the_end_of_a_sweep():
+    good = made_up.record(made_up.cell("ngram"), wall_s=30.0, tokens=90)
+    failed = made_up.record(made_up.cell("ngram", seed=1), status="oom", counters=None)
+    head, row = sweep.outcome([good, failed]).splitlines()
+    assert head.split() == ["setting", "model", "ok", "failed", "minutes", "tokens/s"]
+    assert row.split() == ["ngram", "SmolLM2-135M-Instruct", "1", "1", "0.5", "6"]
