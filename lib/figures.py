@@ -285,7 +285,7 @@ def tau_against_r(points: Sequence[Mapping], title: str, published: Sequence[tup
     ax.set_ylabel("tokens per step")
     ax.set_xlim(0.8, top)
     ax.set_ylim(0.8, top)
-    ax.legend(loc="upper left", fontsize=8)
+    ax.legend(loc="lower right", fontsize=7.5)
     return figure
 
 
@@ -349,7 +349,7 @@ def ladder(
         handles, labels = ax.get_legend_handles_labels()
         ax.legend(handles[:1], labels[:1], loc="upper right", fontsize=7.5)
     ax.set_yticks(range(len(rungs)), [label_of(s) for s in rungs])
-    ax.invert_yaxis()
+    ax.set_ylim(len(rungs) - 0.5, -1.3 if any((published or {}).values()) else -0.5)  # a free row for the legend
     ax.axvline(1.0, color="#888888", linewidth=0.9, linestyle=(0, (4, 3)))
     ax.set_xlim(left=0)
     ax.margins(x=0.12)
@@ -692,6 +692,7 @@ def break_even_by_size(points: Sequence, published: Sequence, title: str, gamma:
     looks = {"as captured": "-", "no graphs": "-", "other length": "--"}
     shades = dict(zip(batches, plt.get_cmap("cividis")(np.linspace(0.62, 0.0, len(batches))), strict=True))
     left, right = axes
+    ends: dict[int, tuple[float, float]] = {}
     for batch in batches:
         for family in families:
             line = sorted((e for e in points if (e.batch, e.family) == (batch, family)), key=lambda e: e.parameters_b)
@@ -705,8 +706,11 @@ def break_even_by_size(points: Sequence, published: Sequence, title: str, gamma:
                               linewidth=0.9, capsize=2, marker="o", markersize=3.8,
                               markerfacecolor="white" if bare else shades[batch])  # fmt: skip
             if family == next(e.family for e in points if e.batch == batch):
-                left.annotate(f"B={batch}", (x[-1], y[-1]), xytext=(6, -3), textcoords="offset points", fontsize=7.5,
-                              color=shades[batch])  # fmt: skip
+                ends[batch] = (x[-1], y[-1])
+    heights = apart([np.log(y) for _, y in ends.values()], 0.11)
+    for (batch, (x, y)), height in zip(ends.items(), heights, strict=True):
+        left.annotate(f"B={batch}", (x, y), xytext=(1.12 * x, float(np.exp(height))), va="center", fontsize=7.5,
+                      color=shades[batch])  # fmt: skip
     told = {
         "as captured": "drafts as captured: FULL graph", "other length": "another length: PIECEWISE",
         "no graphs": "no graphs",
@@ -770,11 +774,11 @@ def busy_ladder(
                 ax.annotate(format(number, spec), (number, position), xytext=(3, 0), textcoords="offset points",
                             va="center", fontsize=7.5)  # fmt: skip
         ax.set_xlabel(label, fontsize=8.5)
-        ax.set_xlim(left=0)
-        ax.margins(x=0.28)
         for name, reference in (published or {}).items() if label.startswith("GPU busy") else ():
             published_mark(ax, reference.value, names.index(name), marker="|")
             ax.set_xlabel(label + "\ngrey: as published, 70B on\n8×H100, n = 1 each", fontsize=7.5)
+        ax.margins(x=0.28)
+        ax.set_xlim(left=0)
     if gpu:
         ax = axes[-1]
         for cause in causes:

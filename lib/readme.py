@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from lib import figures, ladder, metrics, params, records, stats
+from lib import figures, ladder, metrics, params, records, stats, steptime
 from lib.records import Record, Store
 from lib.stats import Estimate
 
@@ -18,6 +19,11 @@ BEGIN, END = "<!-- computed: begin -->", "<!-- computed: end -->"
 SHOWN = ("ngram", "padded_ngram", "suffix", "padded_suffix", "full")
 ORDER = ("h200", "cpu")  # the profile whose records answer, first that has any
 CLOSED = "h200-closed"  # the same ladder where a batch thins out towards its end
+SHAPES = ("h200", "h200x2")  # where step times of shapes were measured
+BREAK_EVEN_LINE = (
+    "Tokens per step that a drafter of 7 tokens must reach to break even, from measured step times (dummy weights, the "
+    "FULL graph kept up to its 512 tokens; context 1,000, the 70B 256; *: the graph left; x2: two GPUs, bf16):"
+)
 
 
 def measured_profile() -> tuple[params.Profile, list[Record]]:
@@ -66,13 +72,15 @@ def answer() -> str:
     lines += [f"- {text.format(_span(by_setting[s]))}" for s, text in sentences.items() if s in by_setting]
     if by_batch := _by_batch(p, held, "padded_ngram"):
         lines.append(f"- By requests in flight, {' / '.join(p.sweep_workloads)}, those filled drafts give {by_batch}.")
-    lines += _closed(p)
+    lines += _closed(p) + departures()
     lines += ["", "| workload | " + " | ".join(figures.label_of(s) for s in by_setting) + " |"]
     lines.append("|---" * (len(by_setting) + 1) + "|")
     for w in p.workloads:
         lines.append(f"| {w} | " + " | ".join(str(found.get(w, "—")) for found in by_setting.values()) + " |")
     requests = sum(len(r.requests) for r in _main(p, held, "vanilla"))
     lines += ["", f"n = {requests} requests a setting, {len(p.seeds)} prompt seeds. {noise(p)}"]
+    if table := break_evens():
+        lines += ["", BREAK_EVEN_LINE, "", *table]
     return "\n".join(lines)
 
 
@@ -97,6 +105,44 @@ def _closed(p: params.Profile) -> list[str]:
         return []
     text = "; ".join(f"{figures.label_of(s)} {_span(found)}" for s, found in spans)
     return [f"- In *closed* batches (no request follows one that ends; another H200, profile `{CLOSED}`): {text}."]
+
+
+@cache
+def _rows() -> list[steptime.Row]:
+    """Step times of every committed grid that was measured on a GPU."""
+    found = []
+    for name in SHAPES:
+        store = Store(records.data_folder(name))
+        grid = [r for r in store.all() if r.status == "ok" and r.cell.workload.name == "random"]
+        found += steptime.rows_of(grid, store)
+    return found
+
+
+def departures() -> list[str]:
+    """One line: what leaving the FULL graph multiplies a step by, model by model; none without such records."""
+    by_model: dict[str, list[float]] = {}
+    for d in steptime.departures(_rows()):
+        by_model.setdefault(d.model, []).append(d.ratio)
+    if not by_model:
+        return []
+    text = ", ".join(f"{model} {min(x):.2f} to {max(x):.2f}" for model, x in by_model.items())
+    return [f"- Leaving the FULL graph multiplies a step's time, in one engine and padded alike, by: {text}."]
+
+
+def break_evens(gamma: int = 7) -> list[str]:
+    """A table: tokens per step that a drafter must reach, by model and batch size, the FULL graph kept where it can be."""
+    points = [e for e in steptime.break_evens(steptime.at_context(_rows(), 1000)) if e.gamma == gamma]
+    batches = sorted({e.batch for e in points})
+    lines = ["| model | " + " | ".join(f"B={b}" for b in batches) + " |", "|---" * (len(batches) + 1) + "|"]
+    for model in dict.fromkeys(e.model for e in points):
+        cells = []
+        for batch in batches:
+            found = {e.family: e for e in points if (e.model, e.batch) == (model, batch)}
+            e = found.get("as captured") or found.get("other length")
+            mark = "" if e is None or e.family == "as captured" else "*"
+            cells.append(f"{e.tokens.value:.2f}{mark}" if e else "—")
+        lines.append(f"| {model} | " + " | ".join(cells) + " |")
+    return lines if points else []
 
 
 def noise(p: params.Profile) -> str:
@@ -137,7 +183,7 @@ def upstream() -> str:
                 known = bool(shares and stats.pair(tests, base))
                 columns += [str(stats.speedup(tests, base)), f"{100 * np.mean(shares):.0f} %"] if known else ["—", "—"]
             lines.append(f"| {batch} | {workload} | " + " | ".join(columns) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *departures()])
 
 
 # file -> what stands between its markers

@@ -1,0 +1,98 @@
+"""JupyterLab as a reader sees it: opens every notebook in Chromium, runs all cells in replay, keeps screenshots.
+
+    python tests/browser/check_lab.py [FOLDER FOR SCREENSHOTS]
+
+Needs the package playwright and a Chromium on the path; neither belongs to the environment, so this is no part of
+`make test`. Fails if a cell ends in an error, does not run, or holds a picture that the page does not show.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 180
+OPEN = "window.jupyterapp && jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
+CELLS = "() => jupyterapp.shell.currentWidget.context.model.toJSON().cells"
+SHOW = """async index => {
+    const notebook = jupyterapp.shell.currentWidget.content;
+    notebook.activeCellIndex = index;
+    await notebook.scrollToItem(index, 'start');
+    await new Promise(done => setTimeout(done, 400));
+    const pictures = [...notebook.widgets[index].node.querySelectorAll('.jp-OutputArea img')];
+    return pictures.length && pictures.every(p => p.complete && p.naturalWidth > 0 && p.width > 100);
+}"""
+
+
+def start(token: str) -> tuple[subprocess.Popen, str]:
+    """JupyterLab at the top folder, bound to this machine; returns it and its address."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", "--ServerApp.root_dir=.",
+         "--LabApp.expose_app_in_browser=True", "--allow-root"],
+        cwd=ROOT, env=os.environ | {"JUPYTER_TOKEN": token}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for line in server.stderr:
+        if found := re.search(r"(http://127\.0\.0\.1:\d+)/lab", line):
+            return server, found[1]
+    raise RuntimeError("JupyterLab did not start")
+
+
+def check(page: Page, notebook: Path, shots: Path) -> list[str]:
+    """What is wrong with a notebook after Run All; [] if nothing."""
+    page.wait_for_function(OPEN, timeout=60_000)
+    page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells'); }")
+    end = time.monotonic() + LIMIT_S
+    while time.monotonic() < end:
+        time.sleep(1)
+        cells = page.evaluate(CELLS)
+        code = [c for c in cells if c["cell_type"] == "code" and "".join(c["source"]).strip()]
+        if page.evaluate(OPEN) and all(c["execution_count"] for c in code):
+            break
+    wrong = []
+    for index, cell in enumerate(cells):
+        if cell["cell_type"] != "code":
+            continue
+        outputs = cell["outputs"]
+        wrong += [f"cell {index}: {o['ename']}: {o['evalue']}" for o in outputs if o["output_type"] == "error"]
+        if not cell["execution_count"]:
+            wrong.append(f"cell {index} did not run in {LIMIT_S} s")
+        if any("image/png" in o.get("data", {}) for o in outputs):
+            if not page.evaluate(SHOW, index):
+                wrong.append(f"cell {index}: its picture is not shown")
+            page.screenshot(path=shots / f"{notebook.stem}_{index:02d}.png")
+    return wrong
+
+
+def main(folder: str = "runs/browser") -> int:
+    shots = ROOT / folder
+    shots.mkdir(parents=True, exist_ok=True)
+    token = secrets.token_hex(16)
+    server, address = start(token)
+    failed = 0
+    try:
+        with sync_playwright() as play:
+            chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+            browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
+                page = browser.new_page(viewport={"width": 1500, "height": 1000})
+                page.goto(f"{address}/lab/tree/notebooks/{notebook.name}?token={token}&reset")
+                wrong = check(page, notebook, shots)
+                failed += bool(wrong)
+                print(notebook.name, "; ".join(wrong) or "ok", flush=True)
+                page.close()
+    finally:
+        server.terminate()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
