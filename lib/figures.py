@@ -110,7 +110,7 @@ def provenance_line(notebook: str, profile: str, records: Sequence[Record]) -> s
 
 def sign(figure: Figure, line: str) -> None:
     """Put the provenance line under the figure, 6 pt grey, wrapped to its width."""
-    width = int(figure.get_figwidth() * 24)
+    width = int(figure.get_figwidth() * 22)
     words, lines = line.split(" · "), [""]
     for word in words:
         if lines[-1] and len(lines[-1]) + len(word) + 3 > width:
@@ -734,10 +734,10 @@ def break_even_by_size(points: Sequence, published: Sequence, title: str, gamma:
     for (size, _, method), values in same.items():
         right.plot([size] * len(values), values, "-", color=colour_of(method), linewidth=0.6, alpha=0.5, zorder=1)
     right.axvspan(7.62, 13.9, color="#EFEFEF", zorder=0)
-    right.annotate("published\nboundary", (10.3, 0.27), ha="center", fontsize=7, color="#6B6B6B")
+    right.annotate("published\nboundary", (10.3, 0.135), ha="center", fontsize=7, color="#6B6B6B")
     no_gain(right)
     _by_size(right, "published speedup, single runs")
-    _log_ticks(right, (0.25, 0.5, 1, 2, 4))
+    _log_ticks(right, (0.125, 0.25, 0.5, 1, 2, 4))
     return figure
 
 
@@ -790,7 +790,8 @@ def busy_ladder(
                         textcoords="offset points", va="center")  # fmt: skip
         ax.axvline(0, color="#888888", linewidth=0.9)
         ax.set_xlabel(
-            "points against the rung before\n(drafters: null), red from gaps,\nblue from kernels", fontsize=7.5
+            f"points against the rung before\n(drafters: {'null' if 'null' in names else 'vanilla'}), red from gaps,\n"
+            "blue from kernels", fontsize=7.5,
         )
         ax.margins(x=0.2)
     axes[0].set_yticks(range(len(names)), [label_of(n) for n in names])

@@ -212,10 +212,10 @@ def controls(p: Profile) -> list[Cell]:
 
 def notebook_cells(p: Profile, notebook: str) -> list[Cell]:
     """The engine cells that notebook `01` to `04`, or `08`, measures."""
-    baseline = spread(p, ["vanilla"])
+    baseline = spread(p, ["vanilla"], repeats=p.repeats)
     match notebook:
         case "01":
-            return spread(p, ["vanilla"], repeats=p.repeats)
+            return baseline
         case "02":
             lengths = [f"ngram_g{n}" for n in p.draft_lengths if n != p.ngram.num_speculative_tokens]
             return baseline + spread(p, ["ngram"]) + narrow(p, [*lengths, "ngram_min1"]) + controls(p)

@@ -21,8 +21,8 @@ ORDER = ("h200", "cpu")  # the profile whose records answer, first that has any
 CLOSED = "h200-closed"  # the same ladder where a batch thins out towards its end
 SHAPES = ("h200", "h200x2")  # where step times of shapes were measured
 BREAK_EVEN_LINE = (
-    "Tokens per step that a drafter of 7 tokens must reach to break even, from measured step times (dummy weights, the "
-    "FULL graph kept up to its 512 tokens; context 1,000, the 70B 256; *: the graph left; x2: two GPUs, bf16):"
+    "Tokens per step that a drafter of 7 tokens must reach to break even, from measured step times (dummy weights but for "
+    "the 135M; context 1,000, the 70B 256; *: not in the FULL graph, whose largest size is 512 tokens; x2: two GPUs, bf16):"
 )
 
 
@@ -65,19 +65,20 @@ def answer() -> str:
     lines = [f"*{where}; throughput as a multiple of vanilla as shipped, with 95 % intervals:*", ""]
     sentences = {
         "full": "The published full configuration (suffix 32, PIECEWISE, gpu_memory_utilization 0.80) gives {}.",
-        "ngram": "vLLM's own ngram drafter gives {}.",
+        "ngram": "vLLM's own ngram drafter, as of this version, gives {}.",
         "suffix": "vLLM's own suffix drafter, its memory off, gives {}.",
         "padded_ngram": "The same ngram drafts **filled up to the length that the FULL CUDA graph was captured for** give {}.",
     }
     lines += [f"- {text.format(_span(by_setting[s]))}" for s, text in sentences.items() if s in by_setting]
     if by_batch := _by_batch(p, held, "padded_ngram"):
-        lines.append(f"- By requests in flight, {' / '.join(p.sweep_workloads)}, those filled drafts give {by_batch}.")
+        lines.append(f"- By requests in flight, {' / '.join(p.sweep_workloads)}, those filled drafts give {by_batch}; "
+                     f"other batches than {batch} are one engine cell each.")  # fmt: skip
     lines += _closed(p) + departures()
     lines += ["", "| workload | " + " | ".join(figures.label_of(s) for s in by_setting) + " |"]
     lines.append("|---" * (len(by_setting) + 1) + "|")
     for w in p.workloads:
         lines.append(f"| {w} | " + " | ".join(str(found.get(w, "—")) for found in by_setting.values()) + " |")
-    requests = sum(len(r.requests) for r in _main(p, held, "vanilla"))
+    requests = sum(len(r.requests) for r in _main(p, held, "ngram"))
     lines += ["", f"n = {requests} requests a setting, {len(p.seeds)} prompt seeds. {noise(p)}"]
     if table := break_evens():
         lines += ["", BREAK_EVEN_LINE, "", *table]
@@ -85,13 +86,14 @@ def answer() -> str:
 
 
 def _by_batch(p: params.Profile, held: list[Record], setting: str) -> str:
-    """`1: 4.08 / 3.04, 8: …`: the throughput ratio on each sweep workload at every batch size of the sweep."""
+    """`1: 4.08 [..] / 3.04 [..] (n = 2), …`: the throughput ratio on each sweep workload at every batch size."""
     parts = []
     for batch in sorted({*p.batch_sizes, *p.batch_sweep}):
         where = [{"workload": w, "batch_size": batch} for w in p.sweep_workloads]
         pairs = [(ladder.named(held, setting, **at), ladder.named(held, "vanilla", **at)) for at in where]
         if all(stats.pair(*both) for both in pairs):
-            parts.append(f"{batch}: " + " / ".join(f"{stats.speedup(*both).value:.2f}" for both in pairs))
+            requests = sum(len(r.requests) for r in pairs[0][0])
+            parts.append(f"**{batch}**: {' / '.join(str(stats.speedup(*both)) for both in pairs)} (n = {requests} each)")
     return ", ".join(parts)
 
 
@@ -104,7 +106,9 @@ def _closed(p: params.Profile) -> list[str]:
     if p.profile == CLOSED or not spans:
         return []
     text = "; ".join(f"{figures.label_of(s)} {_span(found)}" for s, found in spans)
-    return [f"- In *closed* batches (no request follows one that ends; another H200, profile `{CLOSED}`): {text}."]
+    return [
+        f"- In *closed* batches (no request follows one that ends; another H200, profile `{CLOSED}`): {text}. {noise(other)}"
+    ]
 
 
 @cache
@@ -139,7 +143,7 @@ def break_evens(gamma: int = 7) -> list[str]:
         for batch in batches:
             found = {e.family: e for e in points if (e.model, e.batch) == (model, batch)}
             e = found.get("as captured") or found.get("other length")
-            mark = "" if e is None or e.family == "as captured" else "*"
+            mark = "" if e is None or e.mode == "FULL" else "*"
             cells.append(f"{e.tokens.value:.2f}{mark}" if e else "—")
         lines.append(f"| {model} | " + " | ".join(cells) + " |")
     return lines if points else []
@@ -156,7 +160,7 @@ def noise(p: params.Profile) -> str:
     cell, pooled = (100 * (np.exp(stats.noise_floor(arms, pooled=by)) - 1) for by in (False, True))
     return (
         f"Two identical vanilla engines differ by up to {cell:.0f} % in a single engine cell and by up to {pooled:.0f} % "
-        f"over a workload's seeds: a ratio inside that is too close to call."
+        f"over a workload's seeds; a ratio inside that is too close to call."
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import stdtrit
 
 from lib import metrics
 from lib.records import Record
@@ -61,37 +62,42 @@ def _ratio_of_sums(rows: np.ndarray) -> float:
     return float(rows[:, 0].sum() / rows[:, 1].sum()) if rows[:, 1].sum() else float("nan")
 
 
-def pair(tests: Sequence[Record], bases: Sequence[Record]) -> list[tuple[Record, Record]]:
-    """(test, base) records of the same prompts, batch and output rule; a repeat pairs with the base's repeat if any."""
+def _arms(test: Record, bases: Sequence[Record]) -> list[Record]:
+    """The bases with the prompts, batch and output rule of `test`; those of its own repeat where it is a repeat."""
 
     def key(r: Record) -> tuple:
         return (r.cell.workload, r.cell.output_tokens, r.cell.ignore_eos, r.cell.batch_size)
 
-    pairs = []
-    for test in tests:
-        candidates = [b for b in bases if key(b) == key(test) and b.status == "ok"]
-        same = [b for b in candidates if b.cell.engine.repeat == test.cell.engine.repeat] or candidates
-        if same and test.status == "ok":
-            pairs.append((test, same[0]))
-    return pairs
+    found = [b for b in bases if test.status == b.status == "ok" and key(b) == key(test)]
+    repeat = test.cell.engine.repeat
+    return [b for b in found if b.cell.engine.repeat == repeat] or found if repeat else found
+
+
+def pair(tests: Sequence[Record], bases: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """(test, base) records of the same prompts, batch and output rule: the base's first repeat, a repeat's own."""
+    return [(t, min(arms, key=lambda b: b.cell.engine.repeat)) for t in tests if (arms := _arms(t, bases))]
 
 
 def speedup(tests: Sequence[Record], bases: Sequence[Record], *, seed: int = 0) -> Estimate:
     """Throughput of `tests` over that of `bases` on the same prompts (ratio of pooled output tokens a second).
 
-    The interval comes from paired requests: base TPOT over test TPOT as a ratio of means, resampled over seeds, then
-    prompts, and scaled to the throughput ratio. With several cells, the spread between the cells' own ratios widens it:
-    the larger of the two relative half-widths is taken. Raises ValueError if nothing pairs.
+    Where a base was repeated (the A/A arms), a test is compared with the mean of its repeats. The interval comes from
+    paired requests: base TPOT over test TPOT as a ratio of means, resampled over seeds, then prompts, and scaled to the
+    throughput ratio. With several cells, the spread between the cells' own ratios widens it (Student's t): the larger
+    of the two relative half-widths is taken. A single cell's interval knows nothing of how identical engines differ.
+    Raises ValueError if nothing pairs.
     """
-    pairs = pair(tests, bases)
+    pairs = [(t, arms) for t in tests if (arms := _arms(t, bases))]
     if not pairs:
         raise ValueError("tests and bases share no prompts, allowed: records of the same workload, seed and batch size")
-    tokens = np.array([[t.counters.num_output_tokens, b.counters.num_output_tokens] for t, b in pairs], float)
-    walls = np.array([[t.wall_s, b.wall_s] for t, b in pairs])
+    tokens = np.array(
+        [[t.counters.num_output_tokens, np.mean([b.counters.num_output_tokens for b in arms])] for t, arms in pairs]
+    )
+    walls = np.array([[t.wall_s, np.mean([b.wall_s for b in arms])] for t, arms in pairs])
     value = float((tokens[:, 0].sum() / walls[:, 0].sum()) / (tokens[:, 1].sum() / walls[:, 1].sum()))
     groups = []
-    for test, base in pairs:
-        rows = np.column_stack([metrics.tpot_ms(base), metrics.tpot_ms(test)])
+    for test, arms in pairs:
+        rows = np.column_stack([np.mean([metrics.tpot_ms(b) for b in arms], axis=0), metrics.tpot_ms(test)])
         groups.append(rows[np.isfinite(rows).all(axis=1)])
     groups = [g for g in groups if len(g)]
     if not groups:
@@ -100,7 +106,7 @@ def speedup(tests: Sequence[Record], bases: Sequence[Record], *, seed: int = 0) 
     low, high = np.log(requests.low / requests.value), np.log(requests.high / requests.value)
     if len(pairs) > 1:
         cells = np.log((tokens[:, 0] / walls[:, 0]) / (tokens[:, 1] / walls[:, 1]))
-        half = 1.96 * cells.std(ddof=1) / np.sqrt(len(cells))
+        half = stdtrit(len(cells) - 1, 0.975) * cells.std(ddof=1) / np.sqrt(len(cells))
         low, high = min(low, -half), max(high, half)
     return Estimate(value, float(value * np.exp(low)), float(value * np.exp(high)), requests.n)
 

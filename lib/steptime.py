@@ -392,7 +392,7 @@ def departures(rows: Iterable[Row]) -> list[Departure]:
 
 
 class Leverage(NamedTuple):
-    """How far one factor moves the break-even from its lowest to its highest level, all else held fixed."""
+    """How far one factor moves the break-even between its outermost measured levels, all else held fixed."""
 
     family: str
     factor: str
@@ -402,11 +402,13 @@ class Leverage(NamedTuple):
     smallest: float
     largest: float
     n: int
+    strength: float  # how far the factor moves it, up or down: every ratio turned to at least 1, their median
 
-    @property
-    def strength(self) -> float:
-        """The ratio, turned over where the factor lowers the break-even: at least 1."""
-        return max(self.ratio, 1 / self.ratio)
+
+def _leverage(family: str, factor: str, lowest: str, highest: str, ratios: Sequence[float]) -> Leverage:
+    strength = float(np.exp(np.median(np.abs(np.log(ratios)))))
+    spread = (float(np.median(ratios)), min(ratios), max(ratios), len(ratios))
+    return Leverage(family, factor, lowest, highest, *spread, strength)
 
 
 _FACTORS: dict[str, tuple[Callable, Callable, Callable]] = {  # level, what is held fixed, label of the level
@@ -418,32 +420,30 @@ _FACTORS: dict[str, tuple[Callable, Callable, Callable]] = {  # level, what is h
 
 def _moved(points: Sequence[BreakEven], factor: str, family: str) -> Leverage | None:
     level, others, label = _FACTORS[factor]
-    known = [e for e in points if level(e) is not None]
-    lowest, highest = min(known, key=level, default=None), max(known, key=level, default=None)
-    if lowest is None or level(lowest) == level(highest):
-        return None
-    ends = [{others(e): e.tokens.value for e in known if level(e) == level(end)} for end in (lowest, highest)]
-    ratios = [ends[1][key] / value for key, value in ends[0].items() if key in ends[1]]
-    if not ratios:
-        return None
-    spread = (float(np.median(ratios)), min(ratios), max(ratios), len(ratios))
-    return Leverage(family, factor, label(lowest), label(highest), *spread)
+    known = sorted((e for e in points if level(e) is not None), key=level)
+    alike: dict[tuple, list[BreakEven]] = {}
+    for e in known:
+        alike.setdefault(others(e), []).append(e)
+    ends = [(same[0], same[-1]) for same in alike.values() if level(same[0]) != level(same[-1])]
+    ratios = [high.tokens.value / low.tokens.value for low, high in ends]
+    return _leverage(family, factor, label(known[0]), label(known[-1]), ratios) if ratios else None
 
 
 def leverage(points: Sequence[BreakEven], left: Sequence[Departure] = ()) -> list[Leverage]:
     """What model size, batch size and draft length do within each family, and leaving the FULL graph (`left`).
 
-    Strongest first in each family. A comparison spans the family's whole measured range of its factor;
-    incomplete ones are left out. A larger batch may leave the graphs behind: that is part of what it does.
+    Drafts as captured count only where the FULL graph ran: a batch above its largest size is another step.
+
+    Strongest first in each family. A comparison goes from the lowest to the highest level that was measured with all
+    else fixed.
     """
     found = []
     for family in sorted({e.family for e in points}):
-        own = [e for e in points if e.family == family]
+        own = [e for e in points if e.family == family and (family != "as captured" or e.mode in ("FULL", UNTOLD))]
         moved = [_moved(own, factor, family) for factor in _FACTORS]
         found += sorted((x for x in moved if x is not None), key=lambda x: -x.strength)
     if ratios := [d.ratio for d in left]:
-        spread = (float(np.median(ratios)), min(ratios), max(ratios), len(ratios))
-        found.append(Leverage("all", "leaving the FULL graph", "FULL", "PIECEWISE", *spread))
+        found.append(_leverage("all", "leaving the FULL graph", "FULL", "PIECEWISE", ratios))
     return found
 
 

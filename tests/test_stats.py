@@ -46,6 +46,25 @@ def test_speedup_is_the_throughput_ratio_and_pairs_prompts():
         stats.speedup([record(cell(seed=9))], base)
 
 
+def test_speedup_is_over_the_mean_of_the_base_arms():
+    again = cell().model_copy(update={"engine": cell().engine.model_copy(update={"repeat": 1})})
+    arms = [record(cell(), wall_s=2.0), record(again, wall_s=4.0)]
+    test = record(cell("ngram", speculative=NGRAM), wall_s=1.5)
+    assert stats.speedup([test], arms).value == pytest.approx(2.0)
+    assert stats.pair([test], arms[::-1]) == [(test, arms[0])]
+    # a repeat of the base itself is compared with its own kind only
+    assert stats.speedup([arms[1]], arms).value == pytest.approx(1.0)
+
+
+def test_few_seeds_widen_the_interval_as_student_says():
+    walls = (1.0, 1.2, 1.5)
+    base = [record(cell(seed=s)) for s in range(3)]
+    test = [record(cell("ngram", seed=s, speculative=NGRAM), wall_s=w) for s, w in enumerate(walls)]
+    e = stats.speedup(test, base)
+    spread = np.log(walls).std(ddof=1) / math.sqrt(3)
+    assert math.log(e.high / e.value) == pytest.approx(4.302653 * spread, rel=1e-5)
+
+
 @settings(max_examples=25)
 @given(st.floats(0.2, 5), st.floats(0.01, 1))
 def test_speedup_scales_with_wall_time(factor, tpot):

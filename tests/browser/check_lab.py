@@ -3,7 +3,7 @@
     python tests/browser/check_lab.py [FOLDER FOR SCREENSHOTS]
 
 Needs the package playwright and a Chromium on the path; neither belongs to the environment, so this is no part of
-`make test`. Fails if a cell ends in an error, does not run, or holds a picture that the page does not show.
+`make test`. Fails if a cell ends in an error, does not run, or holds a picture or a widget that the page does not show.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ SHOW = """async index => {
     notebook.activeCellIndex = index;
     await notebook.scrollToItem(index, 'start');
     await new Promise(done => setTimeout(done, 400));
-    const pictures = [...notebook.widgets[index].node.querySelectorAll('.jp-OutputArea img')];
-    return pictures.length && pictures.every(p => p.complete && p.naturalWidth > 0 && p.width > 100);
+    const shown = [...notebook.widgets[index].node.querySelectorAll('.jp-OutputArea img, .jp-OutputArea .jupyter-widgets')];
+    return shown.length > 0 && shown.every(s => s.tagName !== 'IMG' || s.complete && s.naturalWidth > 0 && s.width > 100);
 }"""
+SEEN = {"image/png": "picture", "application/vnd.jupyter.widget-view+json": "widget"}
 
 
 def start(token: str) -> tuple[subprocess.Popen, str]:
@@ -49,6 +50,8 @@ def start(token: str) -> tuple[subprocess.Popen, str]:
 def check(page: Page, notebook: Path, shots: Path) -> list[str]:
     """What is wrong with a notebook after Run All; [] if nothing."""
     page.wait_for_function(OPEN, timeout=60_000)
+    page.evaluate("() => jupyterapp.commands.execute('notebook:clear-all-cell-outputs')")
+    assert not any(c.get("execution_count") for c in page.evaluate(CELLS)), "saved outputs are still there"
     page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells'); }")
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
@@ -65,9 +68,9 @@ def check(page: Page, notebook: Path, shots: Path) -> list[str]:
         wrong += [f"cell {index}: {o['ename']}: {o['evalue']}" for o in outputs if o["output_type"] == "error"]
         if not cell["execution_count"]:
             wrong.append(f"cell {index} did not run in {LIMIT_S} s")
-        if any("image/png" in o.get("data", {}) for o in outputs):
+        for kind in [SEEN[mime] for o in outputs for mime in o.get("data", {}) if mime in SEEN]:
             if not page.evaluate(SHOW, index):
-                wrong.append(f"cell {index}: its picture is not shown")
+                wrong.append(f"cell {index}: its {kind} is not shown")
             page.screenshot(path=shots / f"{notebook.stem}_{index:02d}.png")
     return wrong
 
