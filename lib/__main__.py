@@ -172,7 +172,9 @@ def run_sweep(options: argparse.Namespace) -> int:
     failed = [r for r in ended if r.status != "ok"]
     if not options.json:
         print(sweep.outcome(ended))
-    print(f"{len(ended) - len(failed)} of {len(cells)} engine cells measured", file=sys.stderr if options.json else None)
+    print(
+        f"{len(ended) - len(failed)} of {len(cells)} engine cells measured", file=sys.stderr if options.json else None
+    )
     for r in failed:
         where = f"{r.cell.setting} {r.cell.workload.name} batch {r.cell.batch_size}"
         print(f"{where}: {r.status}, {r.reason}", file=sys.stderr)

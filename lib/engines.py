@@ -127,7 +127,9 @@ class _Lock:
             self.file.seek(0)
             holder = self.file.read().strip() or "an unknown process"
             self.file.close()
-            raise StoreBusy(f"the store {self.path.parent.name} is held by {holder}, allowed: one run at a time") from None
+            raise StoreBusy(
+                f"the store {self.path.parent.name} is held by {holder}, allowed: one run at a time"
+            ) from None
         self.file.seek(0)
         self.file.truncate()
         self.file.write(f"process {os.getpid()} since {_now()}")
@@ -388,7 +390,10 @@ def _store_failure(store: Store, cell: Cell, status: str, reason: str, process: 
         status = "oom"
     store.save(
         Record(
-            cell=cell, status=status, reason=_without_paths(reason), stderr_tail=tail,
+            cell=cell,
+            status=status,
+            reason=_without_paths(reason),
+            stderr_tail=tail,
             provenance=made.model_copy(update={"measured": _now()}),
         )  # fmt: skip
     )

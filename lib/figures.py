@@ -17,6 +17,7 @@ matplotlib.use("Agg", force=False)
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from lib.ladder import LABELS
 from lib.records import ROOT, Record, runs_folder
@@ -255,27 +256,34 @@ def tau_against_r(points: Sequence[Mapping], title: str, published: Sequence[tup
     """
     figure, ax = new(title)
     whole = [*published, *((p["setting"], p["r"], p["tau"]) for p in points)]
-    top = 1.15 * max([*(tau for *_, tau in whole), *(r for _, r, _ in whole), 2.0])
-    line = np.array([0.8, top])
+    top = 1.3 * max([*(tau for *_, tau in whole), *(r for _, r, _ in whole), 2.0])
+    bottom = 0.72 * min([*(tau for *_, tau in whole), *(r for _, r, _ in whole), 1.0])
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log", base=2)
+    line = np.array([bottom, top])
     ax.fill_between(line, line, top, color="#F1F7F1", zorder=0)
     for gain, text in ((1.0, "no gain"), (1.5, "1.5 times"), (2.0, "twice as fast")):
         ax.plot(line, gain * line, color="#888888", linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
-        x = min(top / gain, top) * 0.93
-        ax.annotate(text, (x, gain * x), fontsize=7, color="#6B6B6B", rotation=0, ha="right", va="bottom")
+        x = 0.9 * top / gain
+        ax.annotate(text, (x, gain * x), fontsize=7, color="#6B6B6B", ha="right", va="bottom")
     seen: set[str] = set()
     places = {}
     for setting in dict.fromkeys(p["setting"] for p in points):
         own = [p for p in points if p["setting"] == setting]
-        places |= {id(p): y for p, y in zip(own, apart([p["tau"] for p in own], 0.034 * top), strict=True)}
+        gap = 0.036 * np.log(top / bottom)
+        heights = np.exp(apart([np.log(p["tau"]) for p in own], gap))
+        places |= {id(p): float(y) for p, y in zip(own, heights, strict=True)}
+    far = max(points, key=lambda p: p["r"])["setting"]  # labelled on its right, the other on its left
     for point in points:
         setting, bold = point["setting"], bool(point.get("bold"))
         ax.plot([point["r"]], [point["tau"]], marker=marker_of(setting), color=colour_of(setting), linestyle="none",
                 markersize=8 if bold else 5, alpha=1.0 if bold else 0.6,
                 label=label_of(setting) if setting not in seen else None)  # fmt: skip
         seen.add(setting)
-        right = max(p["r"] for p in points if p["setting"] == setting) + 0.02 * top
-        ax.annotate(point["workload"], (point["r"], point["tau"]), xytext=(right, places[id(point)]), va="center",
-                    fontsize=8 if bold else 7, color=colour_of(setting), fontweight="bold" if bold else "normal",
+        factor, align = (1.12, "left") if setting == far else (1 / 1.12, "right")
+        edge = (max if align == "left" else min)(p["r"] for p in points if p["setting"] == setting)
+        ax.annotate(point["workload"], (point["r"], point["tau"]), xytext=(edge * factor, places[id(point)]), va="center",
+                    ha=align, fontsize=8 if bold else 7, color=colour_of(setting), fontweight="bold" if bold else "normal",
                     arrowprops={"arrowstyle": "-", "color": colour_of(setting), "linewidth": 0.4, "alpha": 0.6})  # fmt: skip
     for number, (setting, r, tau) in enumerate(published):
         ax.plot([r], [tau], marker=marker_of(setting), linestyle="none", markersize=4.5, markerfacecolor="none",
@@ -283,8 +291,12 @@ def tau_against_r(points: Sequence[Mapping], title: str, published: Sequence[tup
                 label=None if number else "as published, R = tau / speedup:\nLlama-3.3-70B, 8×H100, n = 1 each")  # fmt: skip
     ax.set_xlabel("R: time of a speculative step / vanilla step, same running requests")
     ax.set_ylabel("tokens per step")
-    ax.set_xlim(0.8, top)
-    ax.set_ylim(0.8, top)
+    ticks = [t for t in (1, 1.5, 2, 3, 4, 6, 8, 12, 16) if bottom <= t <= top]
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_ticks(ticks, [f"{t:g}" for t in ticks])
+        axis.set_minor_locator(NullLocator())
+    ax.set_xlim(bottom, top)
+    ax.set_ylim(bottom, top)
     ax.legend(loc="lower right", fontsize=7.5)
     return figure
 
@@ -791,7 +803,8 @@ def busy_ladder(
         ax.axvline(0, color="#888888", linewidth=0.9)
         ax.set_xlabel(
             f"points against the rung before\n(drafters: {'null' if 'null' in names else 'vanilla'}), red from gaps,\n"
-            "blue from kernels", fontsize=7.5,
+            "blue from kernels",
+            fontsize=7.5,
         )
         ax.margins(x=0.2)
     axes[0].set_yticks(range(len(names)), [label_of(n) for n in names])

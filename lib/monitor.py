@@ -60,9 +60,7 @@ class Monitor:
         gpu = self._gpus.finish()
         seconds = self._tree.finish()
         cpu_pct = None if seconds is None else 100.0 * seconds / window_s
-        self._result = records.Monitor(
-            window_s=window_s, num_samples=self._num_samples, cpu_pct=cpu_pct, **gpu
-        )
+        self._result = records.Monitor(window_s=window_s, num_samples=self._num_samples, cpu_pct=cpu_pct, **gpu)
 
     def result(self) -> records.Monitor:
         """The window's means; RuntimeError while the window is open."""

@@ -96,7 +96,9 @@ class Profile(Frozen):
     batch_sweep: tuple[int, ...] = ()  # further batch sizes, measured on sweep_workloads with the first seed
     repeats: int = Field(default=2, ge=1)
     rungs: tuple[str, ...] = ("vanilla", "null", "ngram", "suffix", "full")  # the ladder, names of lib.ladder
-    arms: tuple[str, ...] = ()  # further settings of lib.ladder, on sweep_workloads with the first seed, every batch size
+    arms: tuple[
+        str, ...
+    ] = ()  # further settings of lib.ladder, on sweep_workloads with the first seed, every batch size
     controls: tuple[Literal["raw", "ignore_eos"], ...] = ()  # vanilla and drafters again: plain prompts, no early end
     gamma_schedule: str = ""  # of the arm padded_ngram_schedule, like 1:7,128:0
     ngram: Ngram = Ngram()

@@ -93,7 +93,9 @@ def _by_batch(p: params.Profile, held: list[Record], setting: str) -> str:
         pairs = [(ladder.named(held, setting, **at), ladder.named(held, "vanilla", **at)) for at in where]
         if all(stats.pair(*both) for both in pairs):
             requests = sum(len(r.requests) for r in pairs[0][0])
-            parts.append(f"**{batch}**: {' / '.join(str(stats.speedup(*both)) for both in pairs)} (n = {requests} each)")
+            parts.append(
+                f"**{batch}**: {' / '.join(str(stats.speedup(*both)) for both in pairs)} (n = {requests} each)"
+            )
     return ", ".join(parts)
 
 

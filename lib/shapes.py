@@ -11,9 +11,7 @@ import json
 from pathlib import Path
 
 
-def _qwen2(
-    hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocabulary: int, tied: bool
-) -> dict:
+def _qwen2(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocabulary: int, tied: bool) -> dict:
     return {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "torch_dtype": "bfloat16",
         "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
@@ -134,9 +132,7 @@ def write(name: str, folder: Path | str) -> Path:
     """
     folder, config = Path(folder), config_of(name)
     folder.mkdir(parents=True, exist_ok=True)
-    generation = {
-        key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config
-    }
+    generation = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config}
     for file, content in (("config.json", config), ("generation_config.json", generation)):
         (folder / file).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return folder

@@ -13,6 +13,7 @@ from lib import metrics
 from lib.records import Record
 
 NUM_RESAMPLES = 2000
+MIN_DEGREES = 2  # two cells alone have one, whose quantile of 12.7 says nothing about anything
 
 
 class Estimate(NamedTuple):
@@ -83,9 +84,9 @@ def speedup(tests: Sequence[Record], bases: Sequence[Record], *, seed: int = 0) 
 
     Where a base was repeated (the A/A arms), a test is compared with the mean of its repeats. The interval comes from
     paired requests: base TPOT over test TPOT as a ratio of means, resampled over seeds, then prompts, and scaled to the
-    throughput ratio. With several cells, the spread between the cells' own ratios widens it (Student's t): the larger
-    of the two relative half-widths is taken. A single cell's interval knows nothing of how identical engines differ.
-    Raises ValueError if nothing pairs.
+    throughput ratio. With several cells, the spread between the cells' own ratios widens it (Student's t, for two cells
+    with the two degrees of freedom of three): the larger of the two relative half-widths is taken. A single cell's
+    interval knows nothing of how identical engines differ. Raises ValueError if nothing pairs.
     """
     pairs = [(t, arms) for t in tests if (arms := _arms(t, bases))]
     if not pairs:
@@ -106,7 +107,7 @@ def speedup(tests: Sequence[Record], bases: Sequence[Record], *, seed: int = 0) 
     low, high = np.log(requests.low / requests.value), np.log(requests.high / requests.value)
     if len(pairs) > 1:
         cells = np.log((tokens[:, 0] / walls[:, 0]) / (tokens[:, 1] / walls[:, 1]))
-        half = stdtrit(len(cells) - 1, 0.975) * cells.std(ddof=1) / np.sqrt(len(cells))
+        half = stdtrit(max(len(cells) - 1, MIN_DEGREES), 0.975) * cells.std(ddof=1) / np.sqrt(len(cells))
         low, high = min(low, -half), max(high, half)
     return Estimate(value, float(value * np.exp(low)), float(value * np.exp(high)), requests.n)
 

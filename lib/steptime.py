@@ -69,9 +69,7 @@ def _num_prefill_steps(batch: int, context: int, tokens: int, budget: int) -> in
     return steps
 
 
-def cells(
-    p: Profile, *, architectures: Iterable[str] | None = None, ladder_of: Iterable[str] = ()
-) -> list[Cell]:
+def cells(p: Profile, *, architectures: Iterable[str] | None = None, ladder_of: Iterable[str] = ()) -> list[Cell]:
     """The grid of `p.step_time` as engine cells, architecture by architecture (None: the profile's).
 
     Each architecture gets vanilla as shipped and a walking drafter with `max(draft_tokens)` speculative
@@ -100,9 +98,7 @@ def cells(
         for gamma in s.full_draft_tokens:
             if gamma != longest:
                 exact = engine.speculative.model_copy(update={"num_speculative_tokens": gamma})
-                made += _grid(
-                    profile, "walking", engine.model_copy(update={"speculative": exact}), [(gamma, False)]
-                )
+                made += _grid(profile, "walking", engine.model_copy(update={"speculative": exact}), [(gamma, False)])
     return made
 
 
@@ -135,9 +131,7 @@ def _grid(p: Profile, setting: str, engine: Engine, walks: list[tuple[int | None
     return [
         Cell(
             engine=engine,
-            workload=Workload(
-                name="random", form="raw", num_prompts=batch, input_tokens=context, seed=number
-            ),
+            workload=Workload(name="random", form="raw", num_prompts=batch, input_tokens=context, seed=number),
             output_tokens=lengths[batch, context, gamma],
             ignore_eos=True,
             batch_size=batch,
@@ -182,9 +176,7 @@ class Row(Frozen):
         """Drafts of just the length that the FULL graph was captured for, of another length, or no graphs."""
         if not self.graphs:
             return "no graphs"
-        return (
-            "as captured" if self.gamma == self.num_speculative_tokens and not self.uneven else "other length"
-        )
+        return "as captured" if self.gamma == self.num_speculative_tokens and not self.uneven else "other length"
 
     @property
     def estimate(self) -> Estimate:
@@ -317,9 +309,7 @@ def ratio(test: Row, base: Row) -> Estimate:
     value = test.step_ms / base.step_ms
     up = np.hypot(np.log(test.high_ms / test.step_ms), np.log(base.step_ms / base.low_ms))
     down = np.hypot(np.log(test.step_ms / test.low_ms), np.log(base.high_ms / base.step_ms))
-    return Estimate(
-        value, value * float(np.exp(-down)), value * float(np.exp(up)), min(test.num_steps, base.num_steps)
-    )
+    return Estimate(value, value * float(np.exp(-down)), value * float(np.exp(up)), min(test.num_steps, base.num_steps))
 
 
 class BreakEven(NamedTuple):
@@ -555,9 +545,7 @@ class Law(Frozen):
         for regime in self.regimes:
             if regime.mode == mode:
                 return regime
-        raise ValueError(
-            f"mode is {mode!r}, allowed for {self.model} {self.setting}: {', '.join(self.modes)}"
-        )
+        raise ValueError(f"mode is {mode!r}, allowed for {self.model} {self.setting}: {', '.join(self.modes)}")
 
     def predict(self, batch, verified, context=None, *, mode: str | None = None, extrapolate: bool = False):
         """Step time in ms; `batch`, `verified` and `context` broadcast.
@@ -613,9 +601,7 @@ def _fit_regime(mode: str, rows: Sequence[Row]) -> Regime:
     if len(set(design[:, 1])) < 2:
         raise FitError(f"mode {mode} has {len(rows)} points of one step size, allowed: at least two sizes")
     if len(rows) < len(kept) + 1:
-        raise FitError(
-            f"mode {mode} has {len(rows)} points, allowed: at least {len(kept) + 1} for {len(kept)} terms"
-        )
+        raise FitError(f"mode {mode} has {len(rows)} points, allowed: at least {len(kept) + 1} for {len(kept)} terms")
     solution = _solve(design, times, kept)
     errors = []
     for out in range(len(rows)):
@@ -794,9 +780,7 @@ def identity(test: Trace, base: Trace) -> Identity:
     a, b = metrics.decode_steps(test), metrics.decode_steps(base)
     r = metrics.step_time_ratio(test, base)
     if not np.isfinite(r):
-        raise ValueError(
-            "the traces share no number of running requests, allowed: cells of the same batch size"
-        )
+        raise ValueError("the traces share no number of running requests, allowed: cells of the same batch size")
 
     def rate(steps: Mapping) -> float:
         return steps["output_tokens"].sum() / steps["step_ms"].sum()
@@ -868,7 +852,5 @@ def published_points() -> list[PublishedPoint]:
         except LookupError:
             continue
         tau = metrics.tokens_per_step(cell.counters) if cell.has_counters else float("nan")
-        found.append(
-            PublishedPoint(cell.model, cell.params_b, cell.workload, cell.method, cell.campaign, speedup, tau)
-        )
+        found.append(PublishedPoint(cell.model, cell.params_b, cell.workload, cell.method, cell.campaign, speedup, tau))
     return found

@@ -52,7 +52,9 @@ def choose(cells: Mapping[str, list[Cell]], settings: Iterable[str] | None) -> l
     return sorted(chosen, key=lambda c: (c.engine.repeat, order.index(c.setting)))
 
 
-def plan(cells: Iterable[Cell], store: Store, retry: Iterable[str], history: Iterable[Store] = ()) -> list[PlannedEngine]:
+def plan(
+    cells: Iterable[Cell], store: Store, retry: Iterable[str], history: Iterable[Store] = ()
+) -> list[PlannedEngine]:
     """What a run would start, one row an engine, with minutes estimated from records of the same model."""
     past = [r for s in (store, *history) for r in s.all() if r.status == "ok"]
     starts, walls = {}, {}

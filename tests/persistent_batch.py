@@ -27,9 +27,7 @@ class PersistentBatch:
     then two rows swap.
     """
 
-    def __init__(
-        self, seed: int, rows: int = 6, max_model_len: int = 64, vocab: int = 4, unique: bool = True
-    ):
+    def __init__(self, seed: int, rows: int = 6, max_model_len: int = 64, vocab: int = 4, unique: bool = True):
         self.rng = random.Random(seed)
         self.num_rows, self.max_model_len, self.vocab, self.unique = rows, max_model_len, vocab, unique
         self.tokens = np.zeros((rows, max_model_len), dtype=np.int32)

@@ -63,6 +63,9 @@ def test_few_seeds_widen_the_interval_as_student_says():
     e = stats.speedup(test, base)
     spread = np.log(walls).std(ddof=1) / math.sqrt(3)
     assert math.log(e.high / e.value) == pytest.approx(4.302653 * spread, rel=1e-5)
+    two = stats.speedup(test[:2], base[:2])
+    spread = np.log(walls[:2]).std(ddof=1) / math.sqrt(2)
+    assert math.log(two.high / two.value) == pytest.approx(4.302653 * spread, rel=1e-5)
 
 
 @settings(max_examples=25)

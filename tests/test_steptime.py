@@ -95,9 +95,7 @@ def test_a_context_that_grows_by_decoding_only_gets_no_term():
 def test_errors_are_relative():
     # one short and many long steps: a one percent error weighs the same at both ends
     rows = [
-        row(b, g, step_ms=(1 + 0.01 * (-1) ** (b + g)) * (1 + b * (1 + g)))
-        for b in (1, 16, 256)
-        for g in (0, 1, 2, 3)
+        row(b, g, step_ms=(1 + 0.01 * (-1) ** (b + g)) * (1 + b * (1 + g))) for b in (1, 16, 256) for g in (0, 1, 2, 3)
     ]
     law = steptime.fit(rows)
     assert max(abs(law.predict(r.batch, r.verified) / r.step_ms - 1) for r in rows) < 0.05
@@ -144,9 +142,7 @@ def test_prediction_broadcasts():
     assert isinstance(float(law.predict(1, 1)), float)
 
 
-@pytest.mark.parametrize(
-    "batch, verified, field", [(16, 16, "batch"), (8, 72, "verified"), (1, 12, "per_request")]
-)
+@pytest.mark.parametrize("batch, verified, field", [(16, 16, "batch"), (8, 72, "verified"), (1, 12, "per_request")])
 def test_no_silent_extrapolation(batch, verified, field):
     law = steptime.fit(grid())
     with pytest.raises(ExtrapolationError, match=f"{field} is {batch if field == 'batch' else verified}"):
@@ -361,9 +357,7 @@ def test_prefill_steps_by_hand():
 
 
 def test_contexts_of_single_architectures():
-    p = profile(
-        architectures=("opt-125m", "Qwen2.5-0.5B"), contexts=(64,), contexts_of={"Qwen2.5-0.5B": (64, 512)}
-    )
+    p = profile(architectures=("opt-125m", "Qwen2.5-0.5B"), contexts=(64,), contexts_of={"Qwen2.5-0.5B": (64, 512)})
     seen = {(c.engine.model.name, c.workload.input_tokens) for c in steptime.cells(p)}
     assert seen == {("opt-125m", 64), ("Qwen2.5-0.5B", 64), ("Qwen2.5-0.5B", 512)}
 
@@ -444,11 +438,7 @@ def test_too_short_a_cell_gives_no_row():
 
 def test_rounds_of_a_point_are_merged(tmp_path):
     store = Store(tmp_path)
-    cells = [
-        c
-        for c in steptime.cells(profile(rounds=3))
-        if (c.batch_size, c.draft_tokens, c.uneven) == (8, 3, False)
-    ]
+    cells = [c for c in steptime.cells(profile(rounds=3)) if (c.batch_size, c.draft_tokens, c.uneven) == (8, 3, False)]
     assert [c.workload.seed for c in cells] == [0, 1, 2]
     for cell, step_s in zip(cells, (0.010, 0.011, 0.030), strict=True):
         record, trace = measured(batch=8, step_s=step_s)
@@ -526,9 +516,7 @@ def test_published_lines_give_the_published_steps():
 
 def test_published_points_pair_with_their_own_series():
     points = steptime.published_points()
-    main = [
-        p for p in points if p.model == "Llama-3.3-70B" and p.campaign == "SUB_093" and p.method == "suffix"
-    ]
+    main = [p for p in points if p.model == "Llama-3.3-70B" and p.campaign == "SUB_093" and p.method == "suffix"]
     assert len(main) == 6
     sonnet = next(p for p in main if p.workload == "sonnet")
     assert sonnet.speedup == pytest.approx(1.52, abs=0.01) and sonnet.tau == pytest.approx(11.5, abs=0.1)
