@@ -545,7 +545,7 @@ def recommendation(answer) -> Figure:
     for ax, batch in zip(axes[0], batches, strict=True):
         for p in (p for p in answer.predictions if p.batch_size == batch and p.speculative is not None):
             y, e = names.index(p.setting), p.speedup
-            sure = p.verdict != "too close to call"
+            sure = p.verdict in ("pays", "does not pay", "baseline")
             ax.errorbar([e.value], [y], xerr=error_bars(*e[:3]), color=colour_of(p.setting),
                         marker=marker_of(p.setting), markersize=5, linewidth=1.0, capsize=1.5,
                         markerfacecolor=None if sure else "white")  # fmt: skip
@@ -559,7 +559,7 @@ def recommendation(answer) -> Figure:
     axes[0][0].invert_yaxis()
     law = answer.costs.vanilla
     line = f"{answer.num_requests} requests, {answer.num_tokens:,} output tokens · law: {law.model}, {law.hardware}"
-    sign(figure, line + " · bars: 95 % · open marks: too close to call · grey: noise floor")
+    sign(figure, line + " · bars: 95 % · open marks: too close to call, or beyond the grid · grey: noise floor")
     return figure
 
 

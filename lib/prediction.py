@@ -31,7 +31,7 @@ from lib.replay import Replayed, Simulation, Stream
 from lib.stats import Estimate
 from lib.steptime import Law, Regime
 
-PAYS, NOT, CLOSE = "pays", "does not pay", "too close to call"
+PAYS, NOT, CLOSE, BEYOND = "pays", "does not pay", "too close to call", "beyond the measured grid"
 NUM_RESAMPLES = 500
 MAX_CAPTURED = 512  # tokens of the largest CUDA graph that vLLM captures by default
 POOL_FROM = 4_000_000  # tokens to replay from which several processes are started
@@ -417,9 +417,11 @@ class Prediction:
 
 
 def judge(speedup: Estimate, noise: float = float("nan"), outside: float = 0.0) -> str:
-    """pays / does not pay if the whole interval lies beyond the noise floor, inside the grid."""
+    """pays / does not pay if the whole interval lies beyond the noise floor; no verdict outside the measured grid."""
     floor = noise if np.isfinite(noise) else 0.0
-    if not np.isfinite(speedup.low) or outside > OUTSIDE:
+    if outside > OUTSIDE:
+        return BEYOND
+    if not np.isfinite(speedup.low):
         return CLOSE
     if np.log(speedup.low) > floor:
         return PAYS

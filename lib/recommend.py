@@ -316,8 +316,8 @@ def _parser() -> argparse.ArgumentParser:
             '  {"prompt_token_ids": [...], "output_token_ids": [...]}        ids: no tokenizer needed\n'
             "Optional in a line: model, temperature, finish_reason. Bad lines are listed and left out.\n\n"
             "Verdicts: 'pays' and 'does not pay' if the whole 95 % interval lies beyond the noise floor,\n"
-            "anything else is 'too close to call'. Exit codes: 0 an answer was given, 2 an input needs\n"
-            "mending (one sentence says what).\n\n"
+            "'beyond the measured grid' where the law was not measured, else 'too close to call'.\n"
+            "Exit codes: 0 an answer was given, 2 an input needs mending (one sentence says what).\n\n"
             "Example:\n"
             "  python -m lib recommend --log requests.jsonl --model Qwen/Qwen2.5-7B-Instruct \\\n"
             "      --law figures/data/h200 --batch 1,16,64"

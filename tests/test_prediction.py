@@ -7,7 +7,7 @@ import pytest
 from made_up_machine import NGRAM, PERIODIC, PROMPT_MS, hand_made, machine, rank_one, requests_of, workload_record
 
 from lib import metrics, prediction, stats
-from lib.prediction import CLOSE, NOT, PAYS, Costs, judge
+from lib.prediction import BEYOND, CLOSE, NOT, PAYS, Costs, judge
 from lib.records import Store
 from lib.stats import Estimate
 
@@ -109,7 +109,7 @@ def test_one_request_or_an_untested_law_gives_no_verdict():
 def test_a_batch_beyond_the_grid_gets_no_verdict():
     found = rank_one(hand_made(), PERIODIC * 50, 100)["ngram"]
     assert found.outside > 0.5
-    assert found.verdict == CLOSE
+    assert found.verdict == BEYOND
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_batch_beyond_the_grid_gets_no_verdict():
         (Estimate(0.7, 0.6, 0.8, 9), 0.05, 0.0, NOT),
         (Estimate(1.0, 0.9, 1.1, 9), 0.0, 0.0, CLOSE),
         (Estimate(1.3, 1.2, 1.4, 9), float("nan"), 0.0, PAYS),
-        (Estimate(1.3, 1.2, 1.4, 9), 0.0, 0.5, CLOSE),
+        (Estimate(1.3, 1.2, 1.4, 9), 0.0, 0.5, BEYOND),
         (Estimate(1.3, float("nan"), float("nan"), 1), 0.0, 0.0, CLOSE),
     ],
 )

@@ -9,7 +9,7 @@ from made_up_machine import NGRAM, PERIODIC, hand_made, machine, rank_one, reque
 
 from lib import prediction, recommend, replay
 from lib.cells import Speculative
-from lib.prediction import CLOSE, Costs
+from lib.prediction import BEYOND, Costs
 from lib.records import Store
 
 
@@ -138,7 +138,7 @@ def test_the_command_speaks_json(folder, log_path, tmp_path, capsys):
     assert set(found["answers"]) == {"4", "100"}
     assert any("beyond the law's grid" in note for note in found["notes"])
     assert any("not on another machine" in note for note in found["notes"])
-    assert {p["verdict"] for p in found["predictions"] if p["batch_size"] == 100} <= {CLOSE, "baseline"}
+    assert {p["verdict"] for p in found["predictions"] if p["batch_size"] == 100} <= {BEYOND, "baseline"}
 
 
 @pytest.mark.parametrize(
