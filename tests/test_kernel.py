@@ -1,0 +1,49 @@
+"""Jupyter's stop button: an interrupted kernel ends its engine, records the running cell and goes on."""
+
+import os
+import time
+from pathlib import Path
+
+import psutil
+import standin_sweep
+from jupyter_client.manager import start_new_kernel
+
+from lib import records
+
+ROOT = Path(__file__).parents[1]
+RUN = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import standin_sweep
+from lib import engines
+engines.run(standin_sweep.cells(1, 2, output_tokens=900), standin_sweep.profile(), progress=False, folder=Path({folder!r}))
+"""
+
+
+def test_the_stop_button_leaves_no_engine(tmp_path, monkeypatch):
+    standin_sweep.use(monkeypatch, tmp_path / "cache", step_s=0.05)
+    manager, client = start_new_kernel(kernel_name="python3", cwd=str(ROOT / "notebooks"), env=dict(os.environ))
+    try:
+        kernel = psutil.Process(manager.provisioner.pid)
+        asked = client.execute(RUN.format(tests=str(ROOT / "tests"), folder=str(tmp_path / "run")))
+        log = tmp_path / "run" / "logs"
+        end = time.monotonic() + 60
+        while not (log.exists() and kernel.children() and list((tmp_path / "run" / "scratch").glob("engine-*"))):
+            assert time.monotonic() < end, "no engine was started"
+            time.sleep(0.1)
+        engine = kernel.children()
+        time.sleep(3)  # past the start: the first cell runs
+        manager.interrupt_kernel()
+        reply = client.get_shell_msg(timeout=30)
+        while reply["parent_header"].get("msg_id") != asked:
+            reply = client.get_shell_msg(timeout=30)
+        assert reply["content"]["ename"] == "KeyboardInterrupt"
+        _, alive = psutil.wait_procs(engine, timeout=20)
+        assert not alive, "an engine outlived the stop button"
+        (held,) = records.Store(tmp_path / "run" / "records").all()
+        assert held.status == "interrupted"
+        assert client.execute("1 + 1", reply=True, timeout=30)["content"]["status"] == "ok"
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
