@@ -34,8 +34,9 @@ reproduce: ## set up, measure real engines with params/cpu.yaml, draw the figure
 	status=0; $(PY) -m lib reproduce params/cpu.yaml || status=$$?; end=$$(date +%s); \
 	printf 'set-up %d s, main job %d s\n' $$((mid - start)) $$((end - mid)); exit $$status
 
-replay: env ## redraw everything from the committed records, no engine
-	@$(PY) -m lib reproduce params/cpu.yaml --mode replay
+PROFILE ?= cpu
+replay: env ## all notebooks from the committed records of PROFILE (default cpu), no engine; into runs/<profile>/replay
+	@$(PY) -m lib reproduce $(PROFILE) --mode replay
 
 test: env ## unit, property and engine tests, then the notebooks against their saved outputs
 	@$(PY) -m pytest -q

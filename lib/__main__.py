@@ -100,6 +100,8 @@ def publish(options: argparse.Namespace) -> int:
     """Copy the records of a run to figures/data, where replay reads them."""
     profile = params.load(options.profile)
     count = records.publish(profile.profile)
+    if not count:
+        raise params.ParamsError(f"profile is {profile.profile!r}, allowed: one that was measured (sweep it first)")
     print(f"{count} records of profile {profile.profile} are in figures/data/{profile.profile}")
     return 0
 
@@ -157,16 +159,23 @@ def run_sweep(options: argparse.Namespace) -> int:
     profile = params.load(options.profile)
     parts = options.only.split(",") if options.only else sweep.PARTS
     cells = sweep.choose(sweep.collection(profile, parts), options.settings.split(",") if options.settings else None)
-    retry = ("interrupted", *(options.retry.split(",") if options.retry else ()))
-    retry = ("interrupted", "oom", "timeout", "crashed", "invalid") if "failed" in retry else retry
+    failures = ("oom", "timeout", "crashed", "invalid")
+    asked = options.retry.split(",") if options.retry else []
+    for status in asked:
+        if status not in ("failed", *failures):
+            raise params.ParamsError(f"--retry holds {status!r}, allowed: failed, {', '.join(failures)}")
+    retry = ("interrupted", *(failures if "failed" in asked else asked))
+    if options.hosts and not options.dry_run:
+        raise params.ParamsError(f"--hosts is {options.hosts!r}, allowed: only with --dry-run, which places the plan")
+    hosts = _hosts(options.hosts) if options.hosts else None
     planned = sweep.plan(cells, engines.store(profile, "measure"), retry, sweep.history(profile))
     if options.json:
         print(json.dumps([engine._asdict() for engine in planned], indent=1))
     else:
         print(sweep.describe(planned), flush=True)
     if options.dry_run:
-        if options.hosts and not options.json:
-            print(fanout.describe(fanout.place(planned, _hosts(options.hosts))))
+        if hosts and not options.json:
+            print(fanout.describe(fanout.place(planned, hosts)))
         return 0
     ended = sweep.run(profile, cells, retry, options.ray)
     failed = [r for r in ended if r.status != "ok"]

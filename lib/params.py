@@ -20,6 +20,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from lib import models, shapes
 from lib.cells import WORKLOADS, Engine, Frozen, Model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -126,6 +127,21 @@ class Profile(Frozen):
         if not value or min(value) < 0:
             raise ValueError(f"is {list(value)}, allowed: at least one whole number, none negative")
         return value
+
+    @model_validator(mode="after")
+    def _known_models(self) -> Profile:
+        name, held = self.model.name, models.PACKAGED
+        if self.model.source == "packaged" and name not in held:
+            raise ValueError(
+                f"model.name is {name!r}{_nearest(name, held)}, allowed with source packaged: {', '.join(held)}"
+            )
+        known = [self.model.name, *shapes.SHAPES]
+        for architecture in self.step_time.architectures:
+            if (name := architecture.partition(":")[0]) not in known:
+                raise ValueError(
+                    f"step_time.architectures holds {name!r}{_nearest(name, known)}, allowed: {', '.join(known)}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _possible(self) -> Profile:

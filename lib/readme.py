@@ -82,6 +82,9 @@ def answer() -> str:
     lines += ["", f"n = {requests} requests a setting, {len(p.seeds)} prompt seeds. {noise(p)}"]
     if table := break_evens():
         lines += ["", BREAK_EVEN_LINE, "", *table]
+        if own := _own_r(p, held, Store(records.data_folder(p.profile))):
+            lines += ["", f"For comparison, {p.model.name} in the ladder itself: {own}. Where that differs, the host's two "
+                      f"speeds hit one of the two measurements."]  # fmt: skip
     return "\n".join(lines)
 
 
@@ -97,6 +100,21 @@ def _by_batch(p: params.Profile, held: list[Record], setting: str) -> str:
                 f"**{batch}**: {' / '.join(str(stats.speedup(*both)) for both in pairs)} (n = {requests} each)"
             )
     return ", ".join(parts)
+
+
+def _own_r(p: params.Profile, held: list[Record], store: Store) -> str:
+    """R of padded ngram on the sweep workloads at every batch size, from the ladder's own steps."""
+    parts = []
+    for batch in sorted({*p.batch_sizes, *p.batch_sweep}):
+        found = []
+        for w in p.sweep_workloads:
+            tests, bases = (ladder.named(held, s, workload=w, batch_size=batch) for s in ("padded_ngram", "vanilla"))
+            ratios = [metrics.step_time_ratio(store.trace(t), store.trace(b)) for t, b in stats.pair(tests, bases)]
+            if ratios:
+                found.append(f"{np.mean(ratios):.2f}")
+        if found:
+            parts.append(f"{' / '.join(found)} at {batch}")
+    return f"R of padded ngram, {' / '.join(p.sweep_workloads)}: {', '.join(parts)}" if parts else ""
 
 
 def _closed(p: params.Profile) -> list[str]:

@@ -284,6 +284,12 @@ def answer(
         )
     if not np.isfinite(costs.noise):
         notes.append("The law's folder holds no repeated engine cells: verdicts allow for no noise floor.")
+    else:
+        notes.append(f"Noise floor: a verdict needs the whole interval beyond a factor of {np.exp(costs.noise):.2f}.")
+    if few := [str(b) for b in batch_sizes or () if b > len(log.streams)]:
+        notes.append(
+            f"Batch {', '.join(few)}: the log has {len(log.streams)} requests, so no more than these run together."
+        )
     if importlib.util.find_spec("arctic_inference") is None:
         notes.append("The package arctic-inference is not installed: the suffix drafter is left out.")
     ranked = rank(

@@ -84,8 +84,10 @@ def describe(planned: list[PlannedEngine]) -> str:
     known = sum(e.minutes or 0 for e in planned)
     unknown = sum(e.minutes is None for e in planned)
     cells = sum(e.num_cells for e in planned)
-    note = f", {unknown} engines without an earlier record" if unknown else ""
-    lines.append(f"{len(planned)} engines, {cells} engine cells, {known:.0f} minutes estimated{note}")
+    told = f"{known:.0f} minutes estimated" if not unknown else (
+        f"at least {known:.0f} minutes, {unknown} engines without an earlier record" if known
+        else "minutes unknown: no earlier record")  # fmt: skip
+    lines.append(f"{len(planned)} engines, {cells} engine cells, {told}")
     return "\n".join(lines)
 
 
