@@ -135,7 +135,7 @@ class Profile(Frozen):
             raise ValueError(
                 f"model.name is {name!r}{_nearest(name, held)}, allowed with source packaged: {', '.join(held)}"
             )
-        known = [self.model.name, *shapes.SHAPES]
+        known = [*dict.fromkeys((self.model.name, *held, *shapes.SHAPES))]
         for architecture in self.step_time.architectures:
             if (name := architecture.partition(":")[0]) not in known:
                 raise ValueError(

@@ -63,3 +63,18 @@ def test_settings_come_in_the_order_asked_and_repeats_last():
 @pytest.mark.parametrize("path", readme.COMPUTED, ids=lambda path: path.name)
 def test_computed_numbers_agree_with_the_records(path):
     assert readme.render(path) == path.read_text(encoding="utf-8"), "run python -m lib readme"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("sweep", "cpu", "--dry-run", "--retry", "fail"), ["--retry", "'fail'", "failed, oom"]),
+        (("sweep", "cpu", "--hosts", "8"), ["--hosts", "--dry-run"]),
+        (("publish", "own"), ["profile", "'own'", "measured"]),
+    ],
+)
+def test_options_are_checked_before_anything_runs(arguments, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECULATION_RUNS", str(tmp_path))
+    code, out, err = run(capsys, *arguments)
+    assert code == 2 and not out
+    assert all(word in err for word in words) and err.count("\n") == 1

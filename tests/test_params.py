@@ -113,3 +113,25 @@ def test_no_unknown_key_slips_through(extra):
     if extra:
         with pytest.raises(params.ParamsError):
             params.validate(CPU | extra, "cpu.yaml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": {"name": "SmolLM2-135M"}}, ["model.name", "'SmolLM2-135M'", "did you mean 'SmolLM2-135M-Instruct'"]),
+        (
+            {"step_time": {"architectures": ["Qwen2.5-0.6B"]}},
+            ["step_time.architectures", "did you mean 'Qwen2.5-0.5B'"],
+        ),
+        ({"step_time": {"architectures": ["Llama-3.3-70:fp8"]}}, ["'Llama-3.3-70'", "did you mean 'Llama-3.3-70B'"]),
+    ],
+)
+def test_a_misspelt_model_is_refused_before_anything_starts(changes, words):
+    with pytest.raises(params.ParamsError) as error:
+        params.load("cpu", changes)
+    assert all(word in str(error.value) for word in words)
+
+
+def test_another_model_keeps_the_profiles_grid():
+    p = params.load("cpu", {"model": {"source": "shape", "name": "opt-125m"}})
+    assert "SmolLM2-135M-Instruct" in p.step_time.architectures
