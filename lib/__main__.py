@@ -158,7 +158,9 @@ def run_sweep(options: argparse.Namespace) -> int:
     """Measure every engine cell of the collection; the plan comes first, failures are named at the end."""
     profile = params.load(options.profile)
     parts = options.only.split(",") if options.only else sweep.PARTS
-    cells = sweep.choose(sweep.collection(profile, parts), options.settings.split(",") if options.settings else None)
+    held = [r for source in (engines.store(profile, "measure"), *sweep.history(profile)) for r in source.all()]
+    chosen = options.settings.split(",") if options.settings else None
+    cells = sweep.choose(sweep.collection(profile, parts, held), chosen)
     failures = ("oom", "timeout", "crashed", "invalid")
     asked = options.retry.split(",") if options.retry else []
     for status in asked:

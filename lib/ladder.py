@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from lib.cells import WORKLOADS, Cell, Engine, Speculative, Workload
-from lib.params import ParamsError, Profile, _nearest
+from lib import metrics, shapes
+from lib.cells import WORKLOADS, Cell, Engine, Model, Speculative, Workload
+from lib.params import ParamsError, Profile, Synthetic, _nearest
+from lib.records import Record
 
 # Rungs that draft nothing: they tell what switching costs, and need no full set of workloads.
 CONTROL = ("vanilla_v1", "vanilla_v1_sync", "null")
+# Shapes whose drafts are accepted by chance, and vanilla beside them: no points of the step-time grid.
+SYNTHETIC = ("synthetic_vanilla", "synthetic")
 # Display names; a setting not listed shows its own name.
 LABELS = {
     "vanilla": "vanilla, as shipped",
@@ -65,6 +69,18 @@ def _suffix_options(p: Profile) -> dict:
         "max_tree_depth": s.max_tree_depth, "max_spec_factor": s.max_spec_factor,
         "min_token_prob": s.min_token_prob, "max_cached_requests": 0,
     }  # fmt: skip
+
+
+def model_of(p: Profile, architecture: str) -> Model:
+    """`name` or `name:quantization`, e.g. `Llama-3.3-70B:fp8`; the profile's own model goes by its name.
+
+    Raises ValueError for an architecture that is neither a shape nor the profile's model.
+    """
+    name, _, quantization = architecture.partition(":")
+    if name == p.model.name:
+        return p.model
+    shapes.config_of(name)
+    return Model(source="shape", name=name, quantization=quantization or None)
 
 
 def setting(p: Profile, name: str) -> tuple[Engine, str | None]:
@@ -189,7 +205,7 @@ def spread(p: Profile, settings: Iterable[str], **options) -> list[Cell]:
     settings = list(settings)
     made = cells(p, settings, **options)
     for batch in p.batch_sweep:
-        swept = {"workloads": p.sweep_workloads, "seeds": [1000 + batch], "repeats": 1, "batch_sizes": [batch]}
+        swept = {"workloads": p.sweep_workloads, "seeds": [1000 + batch], "batch_sizes": [batch]}
         made += cells(p, settings, **options | swept)
     return made
 
@@ -208,6 +224,47 @@ def controls(p: Profile) -> list[Cell]:
         for control in p.controls
         for cell in narrow(p.model_copy(update=changed[control]), drafters)
     ]
+
+
+def acceptance_rates(records: Iterable[Record], source: Synthetic, batch_sizes: Iterable[int]) -> tuple[float, ...]:
+    """Unconditional acceptance by draft position, filling included, of the source's cells; empty without any."""
+    batches = set(batch_sizes)
+    counted = [r for r in named(records, source.setting, workload=source.workload) if r.cell.batch_size in batches]
+    if not counted:
+        return ()
+    total = metrics.pooled(counted)
+    # three digits: the rates are part of a cell's identity
+    return tuple(round(n / total.num_drafts, 3) for n in total.num_accepted_tokens_per_pos)
+
+
+def synthetic_cells(p: Profile, records: Iterable[Record]) -> list[Cell]:
+    """Shapes that cannot be measured with real acceptance: drafts of full length, accepted by chance as often as those
+    of `p.synthetic`'s setting were in `records` (vLLM's synthetic rejection sampling), beside vanilla as shipped.
+
+    Prompts are random ids and every request gives `output_tokens`. Empty where `records` hold no such setting.
+    """
+    s = p.synthetic
+    rates = acceptance_rates(records, s, p.batch_sizes)
+    made = []
+    for architecture in s.architectures if rates else ():
+        own = p.model_copy(update={"model": model_of(p, architecture)})
+        walking = setting(own, "walking")[0]
+        drafts = walking.speculative.model_copy(
+            update={"num_speculative_tokens": len(rates), "synthetic_acceptance_rates": rates}
+        )
+        for name, engine, gamma in (
+            (SYNTHETIC[0], setting(own, "vanilla")[0], None),
+            (SYNTHETIC[1], walking.model_copy(update={"speculative": drafts}), len(rates)),
+        ):
+            made += [
+                Cell(
+                    engine=engine,
+                    workload=Workload(name="random", form="raw", num_prompts=batch, input_tokens=s.input_tokens),
+                    output_tokens=s.output_tokens, ignore_eos=True, batch_size=batch, draft_tokens=gamma, setting=name,
+                )
+                for batch in s.batch_sizes
+            ]  # fmt: skip
+    return made
 
 
 def notebook_cells(p: Profile, notebook: str) -> list[Cell]:

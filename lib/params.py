@@ -78,6 +78,17 @@ class StepTime(Frozen):
     dtype: str | None = None
 
 
+class Synthetic(Frozen):
+    """Shapes whose drafts are accepted by chance, as often as another setting's were on the profile's own model."""
+
+    architectures: tuple[str, ...] = ()  # as in step_time; empty: nothing is measured
+    setting: str = "padded_ngram"
+    workload: str = "sonnet"
+    batch_sizes: tuple[int, ...] = (1, 16, 64)
+    input_tokens: int = Field(default=128, ge=1)
+    output_tokens: int = Field(default=256, ge=1)
+
+
 class Profile(Frozen):
     """Everything a notebook measures with. `None` means: vLLM's own default."""
 
@@ -109,6 +120,7 @@ class Profile(Frozen):
     fixed_num_gpu_blocks: int | None = Field(default=None, ge=1)  # held while cudagraph_mode varies
     gpu_memory_utilizations: tuple[float, ...] = ()
     step_time: StepTime = StepTime()
+    synthetic: Synthetic = Synthetic()
     time_limit_s: float = Field(default=900, gt=0)  # of one engine process
     threads: int | None = Field(default=None, ge=1)  # CPU engine: OpenMP threads; None: all cores
     own_log: str | None = None  # a JSONL request log, relative to the top folder
@@ -136,11 +148,12 @@ class Profile(Frozen):
                 f"model.name is {name!r}{_nearest(name, held)}, allowed with source packaged: {', '.join(held)}"
             )
         known = [*dict.fromkeys((self.model.name, *held, *shapes.SHAPES))]
-        for architecture in self.step_time.architectures:
-            if (name := architecture.partition(":")[0]) not in known:
-                raise ValueError(
-                    f"step_time.architectures holds {name!r}{_nearest(name, known)}, allowed: {', '.join(known)}"
-                )
+        for field in ("step_time", "synthetic"):
+            for architecture in getattr(self, field).architectures:
+                if (name := architecture.partition(":")[0]) not in known:
+                    raise ValueError(
+                        f"{field}.architectures holds {name!r}{_nearest(name, known)}, allowed: {', '.join(known)}"
+                    )
         return self
 
     @model_validator(mode="after")
@@ -161,7 +174,9 @@ class Profile(Frozen):
             for batch in (*self.batch_sizes, *self.batch_sweep):
                 if batch not in self.num_prompts:
                     raise ValueError(f"num_prompts lacks batch size {batch}, allowed: one entry for each batch size")
-        for field, sizes in (("batch_sizes", self.batch_sizes), ("batch_sweep", self.batch_sweep)):
+        asked = {"batch_sizes": self.batch_sizes, "batch_sweep": self.batch_sweep}
+        asked |= {"synthetic.batch_sizes": self.synthetic.batch_sizes} if self.synthetic.architectures else {}
+        for field, sizes in asked.items():
             if max(sizes, default=0) > self.engine.max_num_seqs:
                 raise ValueError(
                     f"{field} holds {max(sizes)}, allowed: at most engine.max_num_seqs ({self.engine.max_num_seqs})"

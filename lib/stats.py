@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from lib import metrics
 from lib.records import Record
 
 NUM_RESAMPLES = 2000
+ROUND_S = 2 * 3600  # records further apart in time are of two rounds: the machine may be another one
 MIN_DEGREES = 2  # two cells alone have one, whose quantile of 12.7 says nothing about anything
 
 
@@ -63,13 +65,22 @@ def _ratio_of_sums(rows: np.ndarray) -> float:
     return float(rows[:, 0].sum() / rows[:, 1].sum()) if rows[:, 1].sum() else float("nan")
 
 
+def same_round(a: Record, b: Record) -> bool:
+    """Whether two records were measured within `ROUND_S` of each other."""
+    first, second = (datetime.fromisoformat(r.provenance.measured) for r in (a, b))
+    return abs((first - second).total_seconds()) <= ROUND_S
+
+
 def _arms(test: Record, bases: Sequence[Record]) -> list[Record]:
-    """The bases with the prompts, batch and output rule of `test`; those of its own repeat where it is a repeat."""
+    """The bases with the prompts, batch and output rule of `test`: of its own round where that has any, and of its own
+    repeat where it is a repeat.
+    """
 
     def key(r: Record) -> tuple:
         return (r.cell.workload, r.cell.output_tokens, r.cell.ignore_eos, r.cell.batch_size)
 
     found = [b for b in bases if test.status == b.status == "ok" and key(b) == key(test)]
+    found = [b for b in found if same_round(test, b)] or found
     repeat = test.cell.engine.repeat
     return [b for b in found if b.cell.engine.repeat == repeat] or found if repeat else found
 
@@ -82,11 +93,11 @@ def pair(tests: Sequence[Record], bases: Sequence[Record]) -> list[tuple[Record,
 def speedup(tests: Sequence[Record], bases: Sequence[Record], *, seed: int = 0) -> Estimate:
     """Throughput of `tests` over that of `bases` on the same prompts (ratio of pooled output tokens a second).
 
-    Where a base was repeated (the A/A arms), a test is compared with the mean of its repeats. The interval comes from
-    paired requests: base TPOT over test TPOT as a ratio of means, resampled over seeds, then prompts, and scaled to the
-    throughput ratio. With several cells, the spread between the cells' own ratios widens it (Student's t, for two cells
-    with the two degrees of freedom of three): the larger of the two relative half-widths is taken. A single cell's
-    interval knows nothing of how identical engines differ. Raises ValueError if nothing pairs.
+    Where a base was repeated (the A/A arms), a test is compared with the mean of its repeats of the test's own round.
+    The interval comes from paired requests: base TPOT over test TPOT as a ratio of means, resampled over seeds, then
+    prompts, and scaled to the throughput ratio. With several cells, the spread between the cells' own ratios widens it
+    (Student's t, for two cells with the two degrees of freedom of three): the larger of the two relative half-widths is
+    taken. A single cell's interval knows nothing of how identical engines differ. Raises ValueError if nothing pairs.
     """
     pairs = [(t, arms) for t in tests if (arms := _arms(t, bases))]
     if not pairs:
@@ -160,7 +171,8 @@ def acceptance_rate(records: Sequence[Record], *, seed: int = 0) -> Estimate:
 def noise_floor(arms: Sequence[Sequence[Record]], *, pooled: bool = False) -> float:
     """Largest |log ratio| of the throughputs of identical cells in two arms (A/A): what a log speedup must exceed.
 
-    Per engine cell; `pooled`: per workload and batch size over its seeds, the floor for ratios that pool seeds too.
+    Arms of two rounds are not compared, as `speedup` does not either. Per engine cell; `pooled`: per workload and batch
+    size over its seeds, the floor for ratios that pool seeds too.
     Raises ValueError without two arms that share a cell.
     """
     logs = []
@@ -187,4 +199,4 @@ def _identical(tests: Sequence[Record], bases: Sequence[Record]) -> list[tuple[R
     found = (
         (t, same.get((t.cell.workload, t.cell.batch_size, t.cell.output_tokens))) for t in tests if t.status == "ok"
     )
-    return [(t, b) for t, b in found if b is not None]
+    return [(t, b) for t, b in found if b is not None and same_round(t, b)]

@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import Field
 
 from lib import ladder, metrics, published, shapes
-from lib.cells import Cell, Engine, Frozen, Model, Workload, engine_key
+from lib.cells import Cell, Engine, Frozen, Workload, engine_key
 from lib.params import Profile
 from lib.records import Record, Store, Trace
 from lib.stats import Estimate
@@ -45,18 +45,6 @@ class FitError(ValueError):
 
 
 # ---------------------------------------------------------------- the grid, asked for
-
-
-def model_of(p: Profile, architecture: str) -> Model:
-    """`name` or `name:quantization`, e.g. `Llama-3.3-70B:fp8`; the profile's own model goes by its name.
-
-    Raises ValueError for an architecture that is neither a shape nor the profile's model.
-    """
-    name, _, quantization = architecture.partition(":")
-    if name == p.model.name:
-        return p.model
-    shapes.config_of(name)
-    return Model(source="shape", name=name, quantization=quantization or None)
 
 
 def _num_prefill_steps(batch: int, context: int, tokens: int, budget: int) -> int:
@@ -83,7 +71,7 @@ def cells(p: Profile, *, architectures: Iterable[str] | None = None, ladder_of: 
         contexts = s.contexts_of.get(architecture, s.contexts)
         profile = p.model_copy(
             update={
-                "model": model_of(p, architecture),
+                "model": ladder.model_of(p, architecture),
                 "step_time": s.model_copy(update={"contexts": contexts}),
             }
         )
@@ -220,7 +208,7 @@ def rows(record: Record, trace: Trace) -> list[Row]:
     steps remain.
     """
     cell, columns = record.cell, trace.steps
-    if record.status != "ok" or not columns:
+    if record.status != "ok" or not columns or cell.setting in ladder.SYNTHETIC:
         return []
     held = np.cumsum(columns["output_tokens"]) / cell.batch_size
     steps = metrics.decode_steps(Trace(steps=columns | {"held": list(held)}))

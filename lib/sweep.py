@@ -27,13 +27,19 @@ class PlannedEngine(NamedTuple):
     minutes: float | None
 
 
-def collection(p: Profile, parts: Iterable[str] = PARTS) -> dict[str, list[Cell]]:
-    """The engine cells of the notebooks, by notebook number; a cell that several notebooks share is in each."""
+def collection(p: Profile, parts: Iterable[str] = PARTS, held: Iterable[Record] = ()) -> dict[str, list[Cell]]:
+    """The engine cells of the notebooks, by notebook number; a cell that several notebooks share is in each.
+
+    `held`: records that tell how often drafts are accepted; without them the synthetic cells cannot be planned.
+    """
+    held = list(held)
     made = {}
     for part in parts:
         if part not in PARTS:
             raise ParamsError(f"--only is {part!r}, allowed: {', '.join(PARTS)}")
-        made[part] = steptime.cells(p) if part == "05" else ladder.notebook_cells(p, part)
+        made[part] = (
+            steptime.cells(p) + ladder.synthetic_cells(p, held) if part == "05" else ladder.notebook_cells(p, part)
+        )
     return made
 
 

@@ -2,7 +2,7 @@
 
 import made_up_records as made_up
 
-from lib import ladder, params, sweep
+from lib import ladder, params, steptime, sweep
 from lib.cells import engine_key
 
 
@@ -45,6 +45,25 @@ def test_arms_pair_with_vanilla_at_every_batch_size():
     keys = {name: {(c.workload, c.batch_size) for c in measured if c.setting == name} for name in ("vanilla", *p.arms)}
     assert keys["padded_ngram_g3"] <= keys["vanilla"]
     assert {batch for _, batch in keys["padded_ngram_g3"]} == {*p.batch_sizes, *p.batch_sweep}
+
+
+def test_shapes_take_the_acceptance_of_the_ladder():
+    p = profile(synthetic={"architectures": ["Qwen2.5-7B"], "batch_sizes": [1, 4], "output_tokens": 32})
+    drafts = {"drafts": 10, "drafted": 30, "accepted": (8, 4, 1)}
+    held = [made_up.record(made_up.cell("padded_ngram", batch_size=64, seed=seed), **drafts) for seed in (0, 1)] + [
+        made_up.record(made_up.cell("padded_ngram", batch_size=8), drafts=9, drafted=27, accepted=(1, 0, 0))
+    ]
+    made = ladder.synthetic_cells(p, held)
+    assert [(c.setting, c.batch_size) for c in made] == [(s, b) for s in ladder.SYNTHETIC for b in (1, 4)]
+    plain, drafting = made[0].engine, made[-1].engine
+    assert drafting.speculative.synthetic_acceptance_rates == (0.8, 0.4, 0.1) and plain.speculative is None
+    assert made[-1].draft_tokens == drafting.speculative.num_speculative_tokens == 3
+    assert drafting.model_copy(update={"speculative": None}) == plain and plain.model.name == "Qwen2.5-7B"
+    assert drafting.speculative.vllm()["rejection_sample_method"] == "synthetic"
+    assert ladder.synthetic_cells(p, []) == []
+    # they are no points of the step-time grid
+    trace = made_up.trace([5.0] * 12, [2] * 12)
+    assert steptime.rows(made_up.record(made_up.cell("synthetic")), trace) == []
 
 
 def test_the_table_at_the_end_of_a_sweep():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from made_up_records import NGRAM, cell, record
 
 from lib import stats
+from lib.records import Provenance
 
 
 def test_bootstrap_of_constants_is_the_constant():
@@ -54,6 +55,19 @@ def test_speedup_is_over_the_mean_of_the_base_arms():
     assert stats.pair([test], arms[::-1]) == [(test, arms[0])]
     # a repeat of the base itself is compared with its own kind only
     assert stats.speedup([arms[1]], arms).value == pytest.approx(1.0)
+
+
+def test_a_round_is_compared_with_its_own_vanilla():
+    later = Provenance(measured="2026-01-02T00:00:00Z", commit="abcdef0", cpu="another CPU")
+    again = cell().model_copy(update={"engine": cell().engine.model_copy(update={"repeat": 1})})
+    bases = [record(cell(), wall_s=2.0), record(again, wall_s=3.0, provenance=later)]
+    assert stats.speedup([record(cell("ngram", speculative=NGRAM), wall_s=1.0)], bases).value == pytest.approx(2.0)
+    test = record(cell("ngram", speculative=NGRAM), wall_s=1.0, provenance=later)
+    assert stats.speedup([test], bases).value == pytest.approx(3.0) and stats.pair([test], bases) == [(test, bases[1])]
+    # a round without a vanilla of its own falls back on what there is; arms of two rounds make no noise floor
+    assert stats.speedup([test], bases[:1]).value == pytest.approx(2.0)
+    with pytest.raises(ValueError, match="identical cells"):
+        stats.noise_floor([bases[:1], bases[1:]])
 
 
 def test_few_seeds_widen_the_interval_as_student_says():

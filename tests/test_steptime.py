@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lib import engines, figures, params, shapes, steptime
+from lib import engines, figures, ladder, params, shapes, steptime
 from lib.cells import Cell, Engine, Model, Workload, engine_key
 from lib.params import Profile, StepTime
 from lib.records import Provenance, Record, Resolved, Store, Trace
@@ -364,8 +364,8 @@ def test_contexts_of_single_architectures():
 
 def test_names_and_impossible_grids_are_refused():
     p = profile()
-    assert steptime.model_of(p, "Llama-3.3-70B:fp8").quantization == "fp8"
-    assert steptime.model_of(p, p.model.name) == p.model
+    assert ladder.model_of(p, "Llama-3.3-70B:fp8").quantization == "fp8"
+    assert ladder.model_of(p, p.model.name) == p.model
     with pytest.raises(ValueError, match="gpt-9.*opt-125m"):
         steptime.cells(profile(architectures=("gpt-9",)))
     small = p.model_copy(update={"engine": p.engine.model_copy(update={"max_num_batched_tokens": 16})})
