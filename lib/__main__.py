@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -10,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from lib import corpus, engines, fanout, models, params, readme, records, sweep, workloads
+from lib import corpus, engines, fanout, models, nursery, params, readme, records, sweep, workloads
 
 NOTEBOOKS = records.ROOT / "notebooks"
 # One sentence and exit code 2 for what the reader can mend.
@@ -43,6 +44,15 @@ def tidy(notebook: dict) -> None:
             cell.metadata["tags"] = tags
 
 
+def _nursery(profile: params.Profile) -> contextlib.AbstractContextManager:
+    """One import of vLLM for all engines of the CPU profile that are still to be started; nothing where none is."""
+    cells = sweep.choose(sweep.collection(profile), None)
+    if not profile.engine.in_process or not engines.plan(cells, engines.store(profile, "measure")):
+        return contextlib.nullcontext()
+    print("importing vLLM", flush=True)
+    return nursery.open_nursery(engines.environment(cells[0], profile))
+
+
 def reproduce(options: argparse.Namespace) -> int:
     """Execute the notebooks with papermill, in order; print what each took."""
     import nbformat
@@ -53,24 +63,25 @@ def reproduce(options: argparse.Namespace) -> int:
     folder = records.runs_folder(profile.profile) / options.mode
     folder.mkdir(parents=True, exist_ok=True)
     took: list[tuple[str, float, str]] = []
-    for number, path in enumerate(chosen, start=1):
-        print(f"[{number}/{len(chosen)}] {path.name} ({options.mode}, profile {profile.profile})", flush=True)
-        begin, outcome = time.monotonic(), "ok"
-        out = folder / path.name
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                papermill.execute_notebook(
-                    str(path), str(out), parameters={"profile": profile.profile, "mode": options.mode},
-                    kernel_name="python3", progress_bar=sys.stderr.isatty(), log_output=options.mode == "measure",
-                    cwd=str(NOTEBOOKS),
-                )  # fmt: skip
-        except papermill.PapermillExecutionError as error:
-            outcome = f"failed: {error.ename}: {error.evalue}"
-            print(outcome, file=sys.stderr)
-        took.append((path.name, time.monotonic() - begin, outcome))
-        if options.save and outcome == "ok":
-            _save(path, nbformat.read(out, as_version=4))
+    with _nursery(profile) if options.mode == "measure" else contextlib.nullcontext():
+        for number, path in enumerate(chosen, start=1):
+            print(f"[{number}/{len(chosen)}] {path.name} ({options.mode}, profile {profile.profile})", flush=True)
+            begin, outcome = time.monotonic(), "ok"
+            out = folder / path.name
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    papermill.execute_notebook(
+                        str(path), str(out), parameters={"profile": profile.profile, "mode": options.mode},
+                        kernel_name="python3", progress_bar=sys.stderr.isatty(), log_output=options.mode == "measure",
+                        cwd=str(NOTEBOOKS),
+                    )  # fmt: skip
+            except papermill.PapermillExecutionError as error:
+                outcome = f"failed: {error.ename}: {error.evalue}"
+                print(outcome, file=sys.stderr)
+            took.append((path.name, time.monotonic() - begin, outcome))
+            if options.save and outcome == "ok":
+                _save(path, nbformat.read(out, as_version=4))
     print(f"\n{'notebook':34} {'seconds':>8}  outcome")
     for name, seconds, outcome in took:
         print(f"{name:34} {seconds:8.1f}  {outcome}")

@@ -23,10 +23,11 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import BinaryIO
 
 from tqdm.auto import tqdm
 
-from lib import models, params, records
+from lib import models, nursery, params, records
 from lib.cells import Cell, engine_key
 from lib.params import Profile
 from lib.records import Provenance, Record, Store
@@ -171,15 +172,20 @@ class Process:
         plan_path = scratch / "plan.json"
         plan_path.write_text(json.dumps(plan))
         read, write = os.pipe()
-        env["SPECULATION_EVENTS_FD"] = str(write)
         with open(self.log, "wb") as log:
-            self.child = subprocess.Popen(
-                [sys.executable, "-m", "lib.worker", str(plan_path)],
-                stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, pass_fds=(write,), env=env,
-                cwd=records.ROOT, start_new_session=True,
-            )  # fmt: skip
+            self.child = self._launch(plan_path, env, log, write)
         os.close(write)
         self.events_fd = read
+
+    def _launch(self, plan: Path, env: dict[str, str], log: BinaryIO, events: int) -> subprocess.Popen | nursery.Forked:
+        """The process, in a group of its own: forked from a nursery where there is one for it, else started."""
+        if self.cells[0].engine.in_process and (where := nursery.address()):
+            return nursery.Forked(where, plan, env, log.fileno(), events)
+        return subprocess.Popen(
+            [sys.executable, "-m", "lib.worker", str(plan)],
+            stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, pass_fds=(events,), cwd=records.ROOT,
+            env=env | {nursery.EVENTS_VARIABLE: str(events)}, start_new_session=True,
+        )  # fmt: skip
 
     def go(self) -> None:
         """Let the process build its engine."""

@@ -25,6 +25,7 @@ from typing import Any
 
 from lib import drafters, models, monitor, workloads
 from lib.cells import Cell, Workload
+from lib.nursery import EVENTS_VARIABLE
 from lib.records import Counters, Provenance, Record, Request, Resolved, Store, Trace
 
 _COUNTERS = {
@@ -330,7 +331,7 @@ def _status_of(error: BaseException) -> str:
 
 def main(plan_path: str) -> int:
     parent = Parent()
-    events = os.fdopen(int(os.environ["SPECULATION_EVENTS_FD"]), "w", buffering=1)
+    events = os.fdopen(int(os.environ[EVENTS_VARIABLE]), "w", buffering=1)
 
     def emit(**fields: Any) -> None:
         events.write(json.dumps(fields) + "\n")
