@@ -11,7 +11,14 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from lib import corpus, engines, fanout, models, nursery, params, readme, records, sweep, workloads
+try:
+    from lib import corpus, engines, fanout, models, nursery, params, readme, records, sweep, workloads
+except ModuleNotFoundError as missing:
+    if missing.name and missing.name.partition(".")[0] == "lib":
+        raise
+    sys.exit(
+        f"{missing.name} is not installed for this Python, allowed: that of . .venv/bin/activate, made by make env"
+    )
 
 NOTEBOOKS = records.ROOT / "notebooks"
 # One sentence and exit code 2 for what the reader can mend.
@@ -60,6 +67,11 @@ def reproduce(options: argparse.Namespace) -> int:
 
     profile = params.load(options.profile)
     chosen = _notebooks(options.only.split(",") if options.only else None)
+    if options.mode == "replay" and not engines.store(profile).all():
+        raise params.ParamsError(
+            f"profile is {profile.profile!r}, allowed with --mode replay: one whose records were published "
+            f"(python -m lib sweep {profile.profile}, then publish)"
+        )
     folder = records.runs_folder(profile.profile) / options.mode
     folder.mkdir(parents=True, exist_ok=True)
     took: list[tuple[str, float, str]] = []

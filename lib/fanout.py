@@ -176,7 +176,10 @@ def _connected(ray: ModuleType, address: str) -> Iterator[None]:
         )  # fmt: skip
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FanoutError(f"--ray is {address!r}, allowed: local or a running cluster's address ({why})") from None
+        hint = "" if address == "local" else "; one that asks for a token wants RAY_AUTH_MODE=token here too"
+        raise FanoutError(
+            f"--ray is {address!r}, allowed: local or a running cluster's address ({why}{hint})"
+        ) from None
     try:
         yield
     finally:

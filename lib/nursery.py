@@ -110,8 +110,7 @@ def serve(where: str) -> None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(where + ".new")
     listener.listen()
-    import vllm.entrypoints.llm
-    import vllm.v1.engine.core  # noqa: F401
+    from vllm import LLM  # noqa: F401
 
     gc.freeze()
     os.rename(where + ".new", where)  # from now on `address` finds it

@@ -238,7 +238,10 @@ def _nearest(word: str, known) -> str:
 def _sentence(error: ValidationError, where: str) -> str:
     """The first problem of a pydantic error as one sentence."""
     first = error.errors()[0]
-    path = ".".join(str(part) for part in first["loc"])
+    # of a union pydantic names the branch that failed too, which is no key of the file
+    path = ".".join(
+        str(part) for part in first["loc"] if not re.fullmatch(r"(int|str|float|dict|tuple)(\[.*\])?", str(part))
+    )
     if first["type"] == "extra_forbidden":
         owner: Any = Profile
         for part in first["loc"][:-1]:

@@ -1,21 +1,23 @@
-"""The README's answer and the upstream report's table, computed from committed records, never typed by hand.
+"""The README's answer and tables and the upstream report's, computed from committed records, never typed by hand.
 
-`python -m lib readme` rewrites the text between the two markers; a test holds the files against the records.
+`python -m lib readme` rewrites the text between the markers; a test holds the files against the records.
 """
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
+import nbformat
 import numpy as np
 
-from lib import figures, ladder, metrics, params, records, stats, steptime
+from lib import figures, ladder, metrics, params, records, stats, steptime, sweep
+from lib.cells import engine_key
 from lib.records import Record, Store
 from lib.stats import Estimate
 
 PATH = records.ROOT / "README.md"
-BEGIN, END = "<!-- computed: begin -->", "<!-- computed: end -->"
 SHOWN = ("ngram", "padded_ngram", "suffix", "padded_suffix", "full")
 ORDER = ("h200", "cpu")  # the profile whose records answer, first that has any
 CLOSED = "h200-closed"  # the same ladder where a batch thins out towards its end
@@ -210,15 +212,67 @@ def upstream() -> str:
     return "\n".join([*lines, "", *departures()])
 
 
-# file -> what stands between its markers
-COMPUTED = {PATH: answer, records.ROOT / "UPSTREAM.md": upstream}
+FIGURES = {
+    "01": "noise floor", "02": "draft length", "03": "02, 04", "04": "01, 03", "05": "05", "06": "06", "07": "map",
+    "08": "re-analysis",
+}  # fmt: skip
+
+
+def _saved(path: Path) -> tuple[str, str, str, str]:
+    """Question, answer, profile and reading time of a notebook, as its saved run tells them."""
+    notebook = nbformat.read(path, as_version=4)
+    title = notebook.cells[0].source
+    question = title.splitlines()[0].split("·", 1)[1].strip()
+    minutes = re.search(r"Cost: (\d+) minutes to read", title).group(1)
+    tagged = {tag: c for c in notebook.cells for tag in c.metadata.get("tags", [])}
+    profile = re.search(r'profile: str = "([\w-]+)"', tagged["parameters"].source).group(1)
+    shown = [o.data["text/markdown"] for o in tagged["answer"].outputs if "data" in o]
+    return question, "".join(shown).removeprefix("**Answer.** "), profile, minutes
+
+
+def _minutes(profile: str, part: str) -> str:
+    """What measuring a notebook's engine cells took, starts included; a dash without records."""
+    p, store = params.load(profile), Store(records.data_folder(profile))
+    held = [r for c in sweep.collection(p, [part])[part] if (r := store.get(c)) is not None and r.status == "ok"]
+    starts = {engine_key(r.cell): r.engine_start_s or 0.0 for r in held}
+    return f"{(sum(r.wall_s for r in held) + sum(starts.values())) / 60:.0f}" if held else "—"
+
+
+def notebook_table() -> str:
+    """The collection as a table: question, the saved run's answer, its profile, figures, and what each costs."""
+    lines = [
+        "| notebook | question | answer | records | figures | read, min | measure, min: cpu / h200 |",
+        "|---" * 7 + "|",
+    ]
+    for path in sorted((records.ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb")):
+        question, text, profile, minutes = _saved(path)
+        part = path.name[:2]
+        cost = (
+            " / ".join(_minutes(name, part) for name in ("cpu", "h200"))
+            if part in sweep.PARTS
+            else "nothing of its own"
+        )
+        name = path.stem.replace("_", " ")
+        lines.append(
+            f"| [{name}](notebooks/{path.name}) | {question} | {text} | {profile} | {FIGURES[part]} | {minutes} | {cost} |"
+        )
+    return "\n".join(lines)
+
+
+# file -> its computed blocks: the name in the markers, and what stands between them
+COMPUTED = {
+    PATH: {"computed": answer, "notebooks": notebook_table},
+    records.ROOT / "UPSTREAM.md": {"computed": upstream},
+}
 
 
 def render(path: Path = PATH) -> str:
-    """A file of COMPUTED with its block brought up to date. Raises ValueError without the markers."""
+    """A file of COMPUTED with its blocks brought up to date. Raises ValueError without the markers."""
     text = path.read_text(encoding="utf-8")
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"{path.name} lacks its markers, allowed: {BEGIN} … {END}")
-    head, rest = text.split(BEGIN, 1)
-    tail = rest.split(END, 1)[1]
-    return f"{head}{BEGIN}\n{COMPUTED[path]()}\n{END}{tail}"
+    for name, made in COMPUTED[path].items():
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        if begin not in text or end not in text:
+            raise ValueError(f"{path.name} lacks its markers, allowed: {begin} … {end}")
+        head, rest = text.split(begin, 1)
+        text = f"{head}{begin}\n{made()}\n{end}{rest.split(end, 1)[1]}"
+    return text

@@ -415,16 +415,25 @@ def _this_machine() -> str:
 
 def _answer_of(options: argparse.Namespace) -> Answer:
     batch_sizes = _whole_numbers(options.batch)
+    if options.requests is not None and options.requests < 1:
+        raise RecommendError(f"--requests is {options.requests}, allowed: whole numbers from 1")
+    if options.figure and Path(options.figure).suffix not in (".png", ".svg"):
+        raise RecommendError(f"--figure is {options.figure!r}, allowed: a file ending in .png or .svg")
     progress = not options.json and sys.stderr.isatty()
     surveyed = survey_folder(Path(options.law).absolute())
     label, notes = _law_model(surveyed.complete, options.law_model, options.model)
+    if label is None and len(surveyed.complete) > 1:
+        raise RecommendError(
+            f"--model is {options.model!r}, which none of the law's models is called, allowed: --law-model with one of "
+            f"{', '.join(surveyed.complete)}"
+        )
     costs = surveyed.costs(label)
     if options.runner:
         costs = replace(costs, runner=options.runner)
     tokenizer = load_tokenizer(options.model) if options.model and requestlog.holds_text(Path(options.log)) else None
     log = requestlog.read(options.log, tokenizer, progress=progress)
     if options.requests:
-        log = replace(log, streams=log.streams[: max(options.requests, 1)])
+        log = replace(log, streams=log.streams[: options.requests])
     log = replace(log, notes=(*notes, *log.notes))
     return answer(
         log, costs, batch_sizes=batch_sizes, hardware=options.hardware or _this_machine(),

@@ -71,6 +71,7 @@ def test_computed_numbers_agree_with_the_records(path):
         (("sweep", "cpu", "--dry-run", "--retry", "fail"), ["--retry", "'fail'", "failed, oom"]),
         (("sweep", "cpu", "--hosts", "8"), ["--hosts", "--dry-run"]),
         (("publish", "own"), ["profile", "'own'", "measured"]),
+        (("reproduce", "own", "--mode", "replay"), ["profile", "'own'", "published"]),
     ],
 )
 def test_options_are_checked_before_anything_runs(arguments, words, capsys, tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ def test_every_profile_loads_under_its_own_name(path):
         ({"output_tokens": 0}, ["output_tokens", "0", "greater"]),
         ({"seeds": []}, ["seeds", "at least one"]),
         ({"workloads": ["sonet"]}, ["workloads", "sonet", "sonnet"]),
-        ({"engine": {**CPU["engine"], "max_model_len": 200}}, ["max_model_len", "200", "224"]),
+        ({"engine": {**CPU["engine"], "max_model_len": 190}}, ["max_model_len", "190", "200"]),
         ({"cudagraph_modes": ["PIECEWISE"]}, ["cudagraph_modes", "PIECEWISE", "enforce_eager"]),
         (
             {"engine": {**CPU["engine"], "cudagraph_mode": "PIECEWISE"}},
@@ -34,6 +34,8 @@ def test_every_profile_loads_under_its_own_name(path):
         ({"ngram": {"prompt_lookup_min": 6, "prompt_lookup_max": 5}}, ["prompt_lookup_min", "6", "5"]),
         ({"batch_sizes": [64]}, ["batch_sizes", "64", "max_num_seqs"]),
         ({"num_prompts": {4: 2}}, ["num_prompts", "8"]),
+        ({"num_prompts": "many"}, ["num_prompts is 'many'"]),
+        ({"synthetic": {"architectures": ["gpt-9"]}}, ["synthetic.architectures", "gpt-9", "opt-125m"]),
     ],
 )
 def test_bad_values_are_one_sentence(change, words):

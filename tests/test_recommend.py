@@ -149,6 +149,8 @@ def test_the_command_speaks_json(folder, log_path, tmp_path, capsys):
         ({"--batch": "0"}, "--batch is '0', allowed: whole numbers from 1"),
         ({"--batch": "many"}, "--batch is 'many'"),
         ({"--law-model": "gpt"}, "law model is 'gpt'"),
+        ({"--requests": "0"}, "--requests is 0, allowed: whole numbers from 1"),
+        ({"--figure": "x.gif"}, "--figure is 'x.gif', allowed: a file ending in .png or .svg"),
     ],
 )
 def test_bad_arguments_are_one_sentence_and_exit_code_2(changes, sentence, folder, log_path, tmp_path, capsys):

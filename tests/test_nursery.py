@@ -1,0 +1,83 @@
+"""Engines forked from one process: the same records, ends that are noticed, nothing left behind."""
+
+import os
+import signal
+
+import psutil
+import pytest
+import standin_sweep
+
+from lib import engines, nursery
+
+
+@pytest.fixture
+def opened(tmp_path, monkeypatch):
+    standin_sweep.use(monkeypatch, tmp_path / "cache")
+    p = standin_sweep.profile()
+    with nursery.open_nursery(engines.environment(standin_sweep.cells(1, 1)[0], p)):
+        yield p
+    assert nursery.address() is None and not psutil.Process().children(recursive=True)
+
+
+def parents(monkeypatch) -> list[int]:
+    """Parent process ids of the engines started from now on."""
+    seen = []
+    original = engines.Process.go
+
+    def go(self):
+        seen.append(psutil.Process(self.child.pid).ppid())
+        original(self)
+
+    monkeypatch.setattr(engines.Process, "go", go)
+    return seen
+
+
+def test_forked_engines_measure_what_started_ones_do(opened, tmp_path, monkeypatch):
+    cells, seen = standin_sweep.cells(3, 2), parents(monkeypatch)
+    forked = engines.run(cells, opened, progress=False, folder=tmp_path / "forked")
+    assert len(set(seen)) == 1 and os.getpid() not in seen
+    monkeypatch.delenv(nursery.SOCKET_VARIABLE)
+    started = engines.run(cells, opened, progress=False, folder=tmp_path / "started")
+    assert seen[3:] == [os.getpid()] * 3
+    assert standin_sweep.facts(forked) == standin_sweep.facts(started)
+    monkeypatch.setenv(nursery.SOCKET_VARIABLE, "gone")  # the fixture closes what it opened
+
+
+def test_a_killed_engine_is_a_record_and_the_next_is_forked_again(opened, tmp_path, monkeypatch):
+    original, killed = engines.Process.events, []
+
+    def events(self, *args):
+        for event in original(self, *args):
+            yield event
+            if event["event"] == "running" and not killed:
+                killed.append(self.child.pid)
+                os.kill(self.child.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(engines.Process, "events", events)
+    store = engines.run(standin_sweep.cells(1, 3), opened, progress=False, folder=tmp_path / "runs")
+    by_status = {r.status: r for r in store.all()}
+    assert sorted(r.status for r in store.all()) == ["crashed", "ok", "ok"]
+    assert "ended with code -9" in by_status["crashed"].reason
+
+
+def test_an_interrupt_ends_the_forked_engine(opened, tmp_path, monkeypatch):
+    pids = []
+
+    def events(self, *args):
+        pids.append(self.child.pid)
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(engines.Process, "events", events)
+    with pytest.raises(KeyboardInterrupt):
+        engines.run(standin_sweep.cells(1, 2), opened, progress=False, folder=tmp_path / "runs")
+    assert pids and not psutil.pid_exists(pids[0])
+
+
+def test_without_vllm_engines_start_by_themselves(tmp_path, monkeypatch):
+    broken = tmp_path / "vllm"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    with nursery.open_nursery(env):
+        assert nursery.address() is None
