@@ -24,7 +24,8 @@ CLOSED = "h200-closed"  # the same ladder where a batch thins out towards its en
 SHAPES = ("h200", "h200x2")  # where step times of shapes were measured
 BREAK_EVEN_LINE = (
     "Tokens per step that a drafter of 7 tokens must reach to break even, from measured step times (dummy weights but for "
-    "the 135M; context 1,000, the 70B 256; *: not in the FULL graph, whose largest size is 512 tokens; x2: two GPUs, bf16):"
+    "the 135M; context 1,000, the 32B 512, the 70B 256; *: not in the FULL graph, whose largest size is 512 tokens; x2: two "
+    "GPUs, bf16):"
 )
 
 
@@ -75,7 +76,7 @@ def answer() -> str:
     if by_batch := _by_batch(p, held, "padded_ngram"):
         lines.append(f"- By requests in flight, {' / '.join(p.sweep_workloads)}, those filled drafts give {by_batch}; "
                      f"other batches than {batch} are one engine cell each.")  # fmt: skip
-    lines += _closed(p) + departures()
+    lines += _later_round(p, held) + _closed(p) + departures()
     lines += ["", "| workload | " + " | ".join(figures.label_of(s) for s in by_setting) + " |"]
     lines.append("|---" * (len(by_setting) + 1) + "|")
     for w in p.workloads:
@@ -87,6 +88,8 @@ def answer() -> str:
         if own := _own_r(p, held, Store(records.data_folder(p.profile))):
             lines += ["", f"For comparison, {p.model.name} in the ladder itself: {own}. Where that differs, the host's two "
                       f"speeds hit one of the two measurements."]  # fmt: skip
+    if table := shaped():
+        lines += ["", *table]
     return "\n".join(lines)
 
 
@@ -102,6 +105,37 @@ def _by_batch(p: params.Profile, held: list[Record], setting: str) -> str:
                 f"**{batch}**: {' / '.join(str(stats.speedup(*both)) for both in pairs)} (n = {requests} each)"
             )
     return ", ".join(parts)
+
+
+# What a later round measured again under another name: the same drafts and graphs at the profile's batch size.
+AGAIN = {"suffix_full_and_piecewise": "suffix", "padded_ngram_schedule": "padded_ngram"}
+
+
+def _later_round(p: params.Profile, held: list[Record]) -> list[str]:
+    """One line: what another round of the profile says of the same settings, and how its vanilla compares."""
+    first = _main(p, held, "vanilla")[:1]
+    other = [r for r in _main(p, held, "vanilla") if not stats.same_round(r, first[0])]
+    if not other:
+        return []
+    pace = []
+    for w in p.workloads:
+        rates = [
+            np.mean([metrics.throughput_tok_s(r) for r in _main(p, held, "vanilla", w) if stats.same_round(r, o)])
+            for o in (first[0], other[0])
+        ]
+        pace.append(rates[1] / rates[0])
+    spans = []
+    for name, label in AGAIN.items():
+        tests = [r for r in _main(p, held, name) if not stats.same_round(r, first[0])]
+        found = {
+            w: stats.speedup(t, other) for w in p.workloads if (t := [r for r in tests if r.cell.workload.name == w])
+        }
+        if found:
+            spans.append(f"{figures.label_of(label)} {_span(found)}")
+    return [
+        f"- **Another host of the same kind, another day** (single engine cells, without an A/A arm of their own): vanilla at {min(pace):.2f} to {max(pace):.2f} "
+        f"of that throughput, and over it {'; '.join(spans)}. On a small model the host's CPU decides as much as the setting."
+    ] if spans else []  # fmt: skip
 
 
 def _own_r(p: params.Profile, held: list[Record], store: Store) -> str:
@@ -169,6 +203,32 @@ def break_evens(gamma: int = 7) -> list[str]:
             cells.append(f"{e.tokens.value:.2f}{mark}" if e else "—")
         lines.append(f"| {model} | " + " | ".join(cells) + " |")
     return lines if points else []
+
+
+def shaped() -> list[str]:
+    """A table: measured throughput ratio of full-length drafts on shapes, accepted by chance as the ladder's were."""
+    p = params.load(SHAPES[0])
+    store = Store(records.data_folder(p.profile))
+    cells = ladder.synthetic_cells(p, store.all())
+    held = [r for c in cells if (r := store.get(c)) is not None and r.status == "ok"]
+    tests, bases = (ladder.named(held, name) for name in reversed(ladder.SYNTHETIC))
+    if not stats.pair(tests, bases):
+        return []
+    batches = sorted({t.cell.batch_size for t in tests})
+    lines = ["| model | " + " | ".join(f"B={b}" for b in batches) + " |", "|---" * (len(batches) + 1) + "|"]
+    for model in dict.fromkeys(t.cell.engine.model.name for t in tests):
+        own = [[r for r in some if r.cell.engine.model.name == model] for some in (tests, bases)]
+        found = [[r for r in some if r.cell.batch_size == b] for b in batches for some in own]
+        ratios = [
+            stats.speedup(t, v) if stats.pair(t, v) else "—" for t, v in zip(found[::2], found[1::2], strict=True)
+        ]
+        lines.append(f"| {model} | " + " | ".join(ratios) + " |")
+    rates = ", ".join(f"{r:.2f}" for r in cells[-1].engine.speculative.synthetic_acceptance_rates)
+    return [
+        f"Measured throughput over vanilla on *shapes* (dummy weights), every draft full length and accepted by chance as often "
+        f"as the small model's padded ngram drafts on {p.synthetic.workload} ({rates} by position): what padded drafts would "
+        f"give a larger model whose text repeats itself as much. One engine cell each.", "", *lines,
+    ]  # fmt: skip
 
 
 def noise(p: params.Profile) -> str:
