@@ -219,7 +219,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="python -m lib",
         description="Should I switch speculation on? Measure vLLM engines, replay drafters, get an answer.",
-        epilog="Exit codes: 0 all well, 1 something failed and is named, 2 an input or the store needs mending.",
+        epilog="Exit codes: 0 all well, 1 something failed and is named, 2 an input or the store needs mending, 130 interrupted.",
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -272,6 +272,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except EXPECTED as error:
         print(f"{error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted; what had been measured is stored, the same command goes on from there", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

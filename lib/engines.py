@@ -106,6 +106,9 @@ def environment(cell: Cell, profile: Profile) -> dict[str, str]:
         if preload:
             env["LD_PRELOAD"] = ":".join(preload)
         env["OMP_NUM_THREADS"] = str(profile.threads or params.count_cpus())
+        # vLLM's ngram drafter restores numba's number of threads, which is torch's too and which numba would count
+        # after vLLM has bound the process to one core
+        env["NUMBA_NUM_THREADS"] = env["OMP_NUM_THREADS"]
         if engine.kv_cache_memory_gib is not None:
             env["VLLM_CPU_KVCACHE_SPACE"] = str(max(round(engine.kv_cache_memory_gib), 1))
     if engine.speculative is not None and engine.speculative.drafter:

@@ -351,12 +351,13 @@ def ladder(
             [estimate.value], [position], xerr=error_bars(*estimate[:3]), color="#262626", linewidth=1, capsize=2
         )
         right = estimate.high if np.isfinite(estimate.high) else estimate.value
-        ax.annotate(f"{estimate.value:.2f}", (right, position), xytext=(4, 0), textcoords="offset points",
-                    va="center", fontsize=8)  # fmt: skip
         mark = (published or {}).get(setting)
         if mark is not None:
             ax.plot([mark.value], [position], marker="|", markersize=15, color="#A0A0A0", markeredgewidth=1.8, zorder=4,
                     linestyle="none", label="as published: Llama-3.3-70B, 8×H100")  # fmt: skip
+            right = mark.value if right < mark.value < 1.2 * right else right  # the number goes where it can be read
+        ax.annotate(f"{estimate.value:.2f}", (right, position), xytext=(4, 0), textcoords="offset points",
+                    va="center", fontsize=8)  # fmt: skip
     if any((published or {}).values()):
         handles, labels = ax.get_legend_handles_labels()
         ax.legend(handles[:1], labels[:1], loc="upper right", fontsize=7.5)

@@ -132,10 +132,12 @@ def _later_round(p: params.Profile, held: list[Record]) -> list[str]:
         }
         if found:
             spans.append(f"{figures.label_of(label)} {_span(found)}")
-    return [
-        f"- **Another host of the same kind, another day** (single engine cells, without an A/A arm of their own): vanilla at {min(pace):.2f} to {max(pace):.2f} "
-        f"of that throughput, and over it {'; '.join(spans)}. On a small model the host's CPU decides as much as the setting."
-    ] if spans else []  # fmt: skip
+    text = (
+        f"- **Another host of the same kind, another day** (single engine cells, without an A/A arm of their own): vanilla "
+        f"at {min(pace):.2f} to {max(pace):.2f} of that throughput, and over it {'; '.join(spans)}. On a small model the "
+        f"host's CPU decides as much as the setting."
+    )
+    return [text] if spans else []
 
 
 def _own_r(p: params.Profile, held: list[Record], store: Store) -> str:
