@@ -714,7 +714,8 @@ def comparisons(all_records: Sequence[Record], store: Store, *, progress: bool =
     one engine are replayed in the order they ran, since the suffix drafter's memory is the engine's.
     """
     good = [r for r in all_records if r.status == "ok" and not is_grid(r)]
-    plain = [r for r in good if r.cell.setting == "vanilla" and has_tokens(r, store)]
+    vanilla = [r for r in good if r.cell.setting == "vanilla"]
+    plain = [r for r in vanilla if has_tokens(r, store)]
     tests = [r for r in good if r.cell.engine.cudagraph_mode in CHOSEN_MODES and _replayable(r.cell.engine.speculative)]
     engines: dict[str, list[Record]] = {}
     for r in sorted(tests, key=lambda r: r.order):
@@ -754,7 +755,9 @@ def comparisons(all_records: Sequence[Record], store: Store, *, progress: bool =
                 r.cell.batch_size,
                 piecewise=r.resolved is not None and r.resolved.cudagraph_mode == "PIECEWISE",
             )
-            found.append(Comparison(r, prediction, stats.speedup([r], [base])))
+            found.append(
+                Comparison(r, prediction, stats.speedup([r], vanilla))
+            )  # tokens of any round, times of its own
     return found
 
 

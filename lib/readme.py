@@ -222,7 +222,8 @@ def shaped() -> list[str]:
         own = [[r for r in some if r.cell.engine.model.name == model] for some in (tests, bases)]
         found = [[r for r in some if r.cell.batch_size == b] for b in batches for some in own]
         ratios = [
-            stats.speedup(t, v) if stats.pair(t, v) else "—" for t, v in zip(found[::2], found[1::2], strict=True)
+            f"{stats.speedup(t, v).value:.2f}" if stats.pair(t, v) else "—"
+            for t, v in zip(found[::2], found[1::2], strict=True)
         ]
         lines.append(f"| {model} | " + " | ".join(ratios) + " |")
     rates = ", ".join(f"{r:.2f}" for r in cells[-1].engine.speculative.synthetic_acceptance_rates)

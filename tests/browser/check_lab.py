@@ -4,6 +4,7 @@
 
 Needs the package playwright and a Chromium on the path; neither belongs to the environment, so this is no part of
 `make test`. Fails if a cell ends in an error, does not run, or holds a picture or a widget that the page does not show.
+At the end notebook 01 measures with a real engine, and is stopped.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).parents[2]
@@ -31,15 +33,23 @@ SHOW = """async index => {
     const shown = [...notebook.widgets[index].node.querySelectorAll('.jp-OutputArea img, .jp-OutputArea .jupyter-widgets')];
     return shown.length > 0 && shown.every(s => s.tagName !== 'IMG' || s.complete && s.naturalWidth > 0 && s.width > 100);
 }"""
+PARAMETERS = """source => {
+    const cells = jupyterapp.shell.currentWidget.content.model.cells;
+    for (let i = 0; i < cells.length; i++)
+        if ((cells.get(i).getMetadata('tags') || []).includes('parameters')) cells.get(i).sharedModel.setSource(source);
+}"""
+BAR = ".jp-OutputArea .widget-hbox:has(.progress, .widget-hprogress, .jupyter-widget-hprogress), .jp-OutputArea .widget-hprogress"
 SEEN = {"image/png": "picture", "application/vnd.jupyter.widget-view+json": "widget"}
 
 
-def start(token: str) -> tuple[subprocess.Popen, str]:
-    """JupyterLab at the top folder, bound to this machine; returns it and its address."""
+def start(token: str, store: Path) -> tuple[subprocess.Popen, str]:
+    """JupyterLab at the top folder, bound to this machine, measuring into `store`; returns it and its address."""
+    shutil.rmtree(store, ignore_errors=True)
     server = subprocess.Popen(
         [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", "--ServerApp.root_dir=.",
          "--LabApp.expose_app_in_browser=True", "--allow-root"],
-        cwd=ROOT, env=os.environ | {"JUPYTER_TOKEN": token}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT, env=os.environ | {"JUPYTER_TOKEN": token, "SPECULATION_RUNS": str(store)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     for line in server.stderr:
         if found := re.search(r"(http://127\.0\.0\.1:\d+)/lab", line):
@@ -75,11 +85,34 @@ def check(page: Page, notebook: Path, shots: Path) -> list[str]:
     return wrong
 
 
+def check_measuring(page: Page, server: subprocess.Popen, shots: Path) -> list[str]:
+    """Notebook 01 measures one workload with a real engine: a live progress bar, and a stop button that ends the engine."""
+    page.wait_for_function(OPEN, timeout=60_000)
+    page.evaluate(PARAMETERS, 'profile = "cpu"\nmode = "measure"\nseeds = [7]\nworkloads = ["sonnet"]')
+    page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells'); }")
+    page.wait_for_selector(BAR, timeout=30_000)
+    end, texts = time.monotonic() + LIMIT_S, set()
+    while time.monotonic() < end and not any("running" in text for text in texts):
+        texts.update(bar.inner_text() for bar in page.query_selector_all(BAR))
+        time.sleep(0.2)
+    page.query_selector(BAR).scroll_into_view_if_needed()
+    page.screenshot(path=shots / "measuring.png")
+    engines = [p for p in psutil.Process(server.pid).children(recursive=True) if "lib.worker" in p.cmdline()]
+    page.click("[data-command='notebook:interrupt-kernel'], [title^='Interrupt the kernel'] >> nth=0")
+    _, alive = psutil.wait_procs(engines, timeout=20)
+    page.wait_for_function(OPEN, timeout=30_000)
+    ends = [o["ename"] for c in page.evaluate(CELLS) for o in c.get("outputs", []) if o["output_type"] == "error"]
+    page.screenshot(path=shots / "stopped.png")
+    wrong = [] if any("running" in text for text in texts) else [f"the bar never told what runs: {sorted(texts)}"]
+    wrong += [] if engines and not alive else ["the stop button left an engine" if engines else "no engine was seen"]
+    return wrong + ([] if ends == ["KeyboardInterrupt"] else [f"the cells ended with {ends}"])
+
+
 def main(folder: str = "runs/browser") -> int:
     shots = ROOT / folder
     shots.mkdir(parents=True, exist_ok=True)
     token = secrets.token_hex(16)
-    server, address = start(token)
+    server, address = start(token, shots / "store")
     failed = 0
     try:
         with sync_playwright() as play:
@@ -92,6 +125,11 @@ def main(folder: str = "runs/browser") -> int:
                 failed += bool(wrong)
                 print(notebook.name, "; ".join(wrong) or "ok", flush=True)
                 page.close()
+            page = browser.new_page(viewport={"width": 1500, "height": 1000})
+            page.goto(f"{address}/lab/tree/notebooks/01_vanilla_baseline.ipynb?token={token}&reset")
+            wrong = check_measuring(page, server, shots)
+            failed += bool(wrong)
+            print("measuring", "; ".join(wrong) or "ok", flush=True)
     finally:
         server.terminate()
     return 1 if failed else 0
