@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -241,7 +241,7 @@ def draft_length(curves: Mapping[str, Mapping[int, tuple]], title: str) -> Figur
     axes[0].set_ylabel("tokens per step")
     axes[1].set_ylabel("draft acceptance rate [%]")
     axes[0].set_ylim(bottom=1)
-    axes[1].set_ylim(bottom=0)
+    axes[1].set_ylim(0, 100)
     for ax in axes:
         ax.set_xlabel("num_speculative_tokens")
         ax.margins(x=0.18)
@@ -335,11 +335,11 @@ def acceptance_by_workload(
 
 def ladder(
     rungs: Mapping[str, object], title: str, reference: str = "vanilla, as shipped",
-    published: Mapping[str, object] | None = None,
+    published: Mapping[str, object] | None = None, later: Collection[str] = (),
 ) -> Figure:  # fmt: skip
     """Figure 03: speedup of each rung over vanilla as shipped (stats.Estimate), top to bottom in the order given.
 
-    published[setting] is the article's value, drawn as a grey dash.
+    published[setting] is the article's value, drawn as a grey dash; `later`: settings of a later round, marked.
     """
     figure, ax = new(title, height=0.9 + 0.42 * max(len(rungs), 4))
     ax.grid(axis="y", visible=False)
@@ -361,12 +361,13 @@ def ladder(
     if any((published or {}).values()):
         handles, labels = ax.get_legend_handles_labels()
         ax.legend(handles[:1], labels[:1], loc="upper right", fontsize=7.5)
-    ax.set_yticks(range(len(rungs)), [label_of(s) for s in rungs])
+    ax.set_yticks(range(len(rungs)), [label_of(s) + " ²" * (s in later) for s in rungs])
     ax.set_ylim(len(rungs) - 0.5, -1.3 if any((published or {}).values()) else -0.5)  # a free row for the legend
     ax.axvline(1.0, color="#888888", linewidth=0.9, linestyle=(0, (4, 3)))
     ax.set_xlim(left=0)
     ax.margins(x=0.12)
-    ax.set_xlabel(f"throughput / {reference}")
+    note = "; ²: in a later round, on another host" if set(later) & set(rungs) else ""
+    ax.set_xlabel(f"throughput / {reference}{note}")
     return figure
 
 

@@ -25,7 +25,7 @@ SHAPES = ("h200", "h200x2")  # where step times of shapes were measured
 BREAK_EVEN_LINE = (
     "Tokens per step that a drafter of 7 tokens must reach to break even, from measured step times (dummy weights but for "
     "the 135M; context 1,000, the 32B 512, the 70B 256; *: not in the FULL graph, whose largest size is 512 tokens; x2: two "
-    "GPUs, bf16):"
+    "GPUs, bf16). A value above 8 cannot be reached:"
 )
 
 
@@ -75,7 +75,7 @@ def answer() -> str:
     lines += [f"- {text.format(_span(by_setting[s]))}" for s, text in sentences.items() if s in by_setting]
     if by_batch := _by_batch(p, held, "padded_ngram"):
         lines.append(f"- By requests in flight, {' / '.join(p.sweep_workloads)}, those filled drafts give {by_batch}; "
-                     f"other batches than {batch} are one engine cell each.")  # fmt: skip
+                     f"other batches than {batch} are one engine cell each, whose interval holds prompts only.")  # fmt: skip
     lines += _later_round(p, held) + _closed(p) + departures()
     lines += ["", "| workload | " + " | ".join(figures.label_of(s) for s in by_setting) + " |"]
     lines.append("|---" * (len(by_setting) + 1) + "|")
@@ -86,8 +86,9 @@ def answer() -> str:
     if table := break_evens():
         lines += ["", BREAK_EVEN_LINE, "", *table]
         if own := _own_r(p, held, Store(records.data_folder(p.profile))):
-            lines += ["", f"For comparison, {p.model.name} in the ladder itself: {own}. Where that differs, the host's two "
-                      f"speeds hit one of the two measurements."]  # fmt: skip
+            lines += ["", f"For comparison, {p.model.name} in the ladder itself: {own}. It averages over all "
+                      f"numbers of running requests, with the ladder's contexts and drafter; at the largest batch few of its "
+                      f"steps are full."]  # fmt: skip
     if table := shaped():
         lines += ["", *table]
     return "\n".join(lines)
@@ -108,7 +109,11 @@ def _by_batch(p: params.Profile, held: list[Record], setting: str) -> str:
 
 
 # What a later round measured again under another name: the same drafts and graphs at the profile's batch size.
-AGAIN = {"suffix_full_and_piecewise": "suffix", "padded_ngram_schedule": "padded_ngram"}
+AGAIN = {
+    "suffix_full_and_piecewise": "suffix at fixed KV blocks",
+    "suffix_piecewise": "the same with PIECEWISE",
+    "padded_ngram_schedule": "padded ngram (as *schedule*, the same drafts at this batch)",
+}
 
 
 def _later_round(p: params.Profile, held: list[Record]) -> list[str]:
@@ -125,17 +130,17 @@ def _later_round(p: params.Profile, held: list[Record]) -> list[str]:
         ]
         pace.append(rates[1] / rates[0])
     spans = []
-    for name, label in AGAIN.items():
+    for name, text in AGAIN.items():
         tests = [r for r in _main(p, held, name) if not stats.same_round(r, first[0])]
         found = {
             w: stats.speedup(t, other) for w in p.workloads if (t := [r for r in tests if r.cell.workload.name == w])
         }
         if found:
-            spans.append(f"{figures.label_of(label)} {_span(found)}")
+            spans.append(f"{text} {_span(found)}")
     text = (
         f"- **Another host of the same kind, another day** (single engine cells, without an A/A arm of their own): vanilla "
-        f"at {min(pace):.2f} to {max(pace):.2f} of that throughput, and over it {'; '.join(spans)}. On a small model the "
-        f"host's CPU decides as much as the setting."
+        f"at {min(pace):.2f} to {max(pace):.2f} of that throughput, and over it {'; '.join(spans)}. Host, day and what "
+        f"else ran changed together; which of them matters was not separated."
     )
     return [text] if spans else []
 

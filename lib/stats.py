@@ -65,21 +65,28 @@ def _ratio_of_sums(rows: np.ndarray) -> float:
     return float(rows[:, 0].sum() / rows[:, 1].sum()) if rows[:, 1].sum() else float("nan")
 
 
+def same_machine(a: Record, b: Record) -> bool:
+    """Whether two records name the same processor, number of cores and GPU."""
+    return all(getattr(a.provenance, x) == getattr(b.provenance, x) for x in ("cpu", "num_cpus", "gpu"))
+
+
 def same_round(a: Record, b: Record) -> bool:
-    """Whether two records were measured within `ROUND_S` of each other."""
+    """Whether two records were measured within `ROUND_S` of each other on the same kind of machine."""
+    if not same_machine(a, b):
+        return False
     first, second = (datetime.fromisoformat(r.provenance.measured) for r in (a, b))
     return abs((first - second).total_seconds()) <= ROUND_S
 
 
 def _arms(test: Record, bases: Sequence[Record]) -> list[Record]:
-    """The bases with the prompts, batch and output rule of `test`: of its own round where that has any, and of its own
-    repeat where it is a repeat.
+    """The bases with the prompts, batch and output rule of `test`, from the same kind of machine: of its own round where
+    that has any, and of its own repeat where it is a repeat.
     """
 
     def key(r: Record) -> tuple:
         return (r.cell.workload, r.cell.output_tokens, r.cell.ignore_eos, r.cell.batch_size)
 
-    found = [b for b in bases if test.status == b.status == "ok" and key(b) == key(test)]
+    found = [b for b in bases if test.status == b.status == "ok" and key(b) == key(test) and same_machine(test, b)]
     found = [b for b in found if same_round(test, b)] or found
     repeat = test.cell.engine.repeat
     return [b for b in found if b.cell.engine.repeat == repeat] or found if repeat else found

@@ -58,7 +58,7 @@ def test_speedup_is_over_the_mean_of_the_base_arms():
 
 
 def test_a_round_is_compared_with_its_own_vanilla():
-    later = Provenance(measured="2026-01-02T00:00:00Z", commit="abcdef0", cpu="another CPU")
+    later = Provenance(measured="2026-01-02T00:00:00Z", commit="abcdef0", cpu="a CPU")
     again = cell().model_copy(update={"engine": cell().engine.model_copy(update={"repeat": 1})})
     bases = [record(cell(), wall_s=2.0), record(again, wall_s=3.0, provenance=later)]
     assert stats.speedup([record(cell("ngram", speculative=NGRAM), wall_s=1.0)], bases).value == pytest.approx(2.0)
@@ -68,6 +68,9 @@ def test_a_round_is_compared_with_its_own_vanilla():
     assert stats.speedup([test], bases[:1]).value == pytest.approx(2.0)
     with pytest.raises(ValueError, match="identical cells"):
         stats.noise_floor([bases[:1], bases[1:]])
+    # another number of cores is another machine: nothing to compare with
+    wider = record(cell("ngram", speculative=NGRAM), provenance=later.model_copy(update={"num_cpus": 32}))
+    assert stats.pair([wider], bases) == []
 
 
 def test_few_seeds_widen_the_interval_as_student_says():

@@ -90,18 +90,21 @@ def check_measuring(page: Page, server: subprocess.Popen, shots: Path) -> list[s
     page.wait_for_function(OPEN, timeout=60_000)
     page.evaluate(PARAMETERS, 'profile = "cpu"\nmode = "measure"\nseeds = [7]\nworkloads = ["sonnet"]')
     page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells'); }")
-    page.wait_for_selector(BAR, timeout=30_000)
+    page.wait_for_selector(BAR, state="attached", timeout=60_000)
     end, texts = time.monotonic() + LIMIT_S, set()
     while time.monotonic() < end and not any("running" in text for text in texts):
-        texts.update(bar.inner_text() for bar in page.query_selector_all(BAR))
+        texts.update(bar.text_content() for bar in page.query_selector_all(BAR))
         time.sleep(0.2)
     page.query_selector(BAR).scroll_into_view_if_needed()
+    time.sleep(1)
     page.screenshot(path=shots / "measuring.png")
     engines = [p for p in psutil.Process(server.pid).children(recursive=True) if "lib.worker" in p.cmdline()]
     page.click("[data-command='notebook:interrupt-kernel'], [title^='Interrupt the kernel'] >> nth=0")
     _, alive = psutil.wait_procs(engines, timeout=20)
-    page.wait_for_function(OPEN, timeout=30_000)
-    ends = [o["ename"] for c in page.evaluate(CELLS) for o in c.get("outputs", []) if o["output_type"] == "error"]
+    end, ends = time.monotonic() + 30, []
+    while time.monotonic() < end and not ends:
+        time.sleep(1)
+        ends = [o["ename"] for c in page.evaluate(CELLS) for o in c.get("outputs", []) if o["output_type"] == "error"]
     page.screenshot(path=shots / "stopped.png")
     wrong = [] if any("running" in text for text in texts) else [f"the bar never told what runs: {sorted(texts)}"]
     wrong += [] if engines and not alive else ["the stop button left an engine" if engines else "no engine was seen"]
@@ -114,6 +117,7 @@ def main(folder: str = "runs/browser") -> int:
     token = secrets.token_hex(16)
     server, address = start(token, shots / "store")
     failed = 0
+    saved = {path: path.read_bytes() for path in (ROOT / "notebooks").glob("*.ipynb")}  # JupyterLab saves by itself
     try:
         with sync_playwright() as play:
             chromium = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -132,6 +136,9 @@ def main(folder: str = "runs/browser") -> int:
             print("measuring", "; ".join(wrong) or "ok", flush=True)
     finally:
         server.terminate()
+        server.wait()
+        for path, text in saved.items():
+            path.write_bytes(text)
     return 1 if failed else 0
 
 
