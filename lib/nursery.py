@@ -16,6 +16,7 @@ import gc
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -120,6 +121,7 @@ def serve(where: str) -> None:
     while True:
         for key, _ in selector.select():
             if key.fileobj == 0:
+                shutil.rmtree(os.path.dirname(where), ignore_errors=True)  # who opened it may have been killed
                 return
             if key.fileobj is listener:
                 connection, _ = listener.accept()

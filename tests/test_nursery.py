@@ -2,12 +2,17 @@
 
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import psutil
 import pytest
 import standin_sweep
 
 from lib import engines, nursery
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -72,6 +77,23 @@ def test_an_interrupt_ends_the_forked_engine(opened, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         engines.run(standin_sweep.cells(1, 2), opened, progress=False, folder=tmp_path / "runs")
     assert pids and not psutil.pid_exists(pids[0])
+
+
+def test_a_killed_opener_leaves_nothing(tmp_path, monkeypatch):
+    standin_sweep.use(monkeypatch, tmp_path / "cache")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    script = (
+        "import os, time\nfrom lib import nursery\nwith nursery.open_nursery(dict(os.environ)):\n"
+        "    print('ready', flush=True)\n    time.sleep(60)\n"
+    )
+    opener = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE)
+    assert opener.stdout.readline() == b"ready\n" and list(tmp_path.glob("speculation-nursery-*/socket"))
+    (child,) = psutil.Process(opener.pid).children()
+    opener.kill()
+    opener.wait()
+    opener.stdout.close()
+    assert not psutil.wait_procs([child], timeout=20)[1]
+    assert not list(tmp_path.glob("speculation-nursery-*"))
 
 
 def test_without_vllm_engines_start_by_themselves(tmp_path, monkeypatch):
