@@ -116,7 +116,7 @@ class Record(Frozen):
     resolved: Resolved | None = None
     monitor: Monitor | None = None
     provenance: Provenance
-    engine_start_s: float | None = None
+    engine_start_s: float | None = None  # from the word to build it; importing vLLM counts where nothing did it ahead
     order: int = 0  # place of the cell in its engine process: 0 ran first
     has_trace: bool = False
 
