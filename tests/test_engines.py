@@ -99,6 +99,14 @@ def test_memory_raises_k_the_second_time_and_only_with_memory(store):
     assert one(store, "suffix", batch=2).counters == one(store, "suffix", batch=3).counters
 
 
+def test_ngram_leaves_torch_its_threads(monkeypatch):
+    """numba's number of threads is torch's in one process; left to itself it counts the one core vLLM binds it to."""
+    monkeypatch.setattr(params, "count_gpus", lambda: 0)
+    for threads in (1, 2):
+        env = engines.environment(ladder.cells(small(), ["ngram"])[0], small(threads=threads))
+        assert env["NUMBA_NUM_THREADS"] == env["OMP_NUM_THREADS"] == str(threads)
+
+
 def test_what_is_stored_is_not_measured_again(store, monkeypatch):
     def no_engine(*_, **__):
         raise AssertionError("an engine was started")
