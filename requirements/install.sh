@@ -52,6 +52,8 @@ fi
 echo "pip and torch"
 pip_install 1 "$(pin pip)" || show "pip could not be upgraded"
 torch=$(pin torch)
+# pip may be told of places that hold a build like 2.13.0+cpu, which satisfies ==2.13.0 but not ===2.13.0
+[ "$1" = cpu ] || torch=${torch/==/===}
 if ! pip_install 1 "$torch"; then
   # Only the CPU build is missing from PyPI: it comes from the PyTorch project itself.
   [ "$1" = cpu ] && [ -n "${TORCH_INDEX:-}" ] || show "$torch could not be installed"
@@ -78,4 +80,6 @@ pip_install 1 --no-index "$(built)" || show "$arctic could not be installed"
 pip_install 1 --no-build-isolation --no-index -e . || show "the package lib could not be installed"
 "$venv/bin/python" -c 'import torch, lib; from arctic_inference.suffix_decoding import SuffixDecodingCache' ||
   fail "the new environment does not import"
+[ "$1" = cpu ] || "$venv/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' ||
+  fail "torch in $venv is no CUDA build"
 echo "$venv is ready"
