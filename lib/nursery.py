@@ -89,7 +89,7 @@ def _become_engine(request: dict[str, Any], descriptors: list[int]) -> None:
 
     code = 1
     try:
-        os.setsid()
+        os.setpgid(0, 0)
         stdin, log, events = descriptors
         for given, own in ((stdin, 0), (log, 1), (log, 2)):
             os.dup2(given, own)
@@ -134,6 +134,8 @@ def serve(where: str) -> None:
                     _become_engine(json.loads(text), descriptors)
                 for descriptor in descriptors:
                     os.close(descriptor)
+                with contextlib.suppress(OSError):  # the child did it: whoever learns the pid can end the group at once
+                    os.setpgid(pid, pid)
                 connection.send(str(pid).encode())
                 selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, connection))
             else:
