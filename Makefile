@@ -22,7 +22,7 @@ ROOT_OK := $(if $(filter 0,$(shell id -u)),--allow-root)
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
-env: .venv/stamp ## set up .venv with the CPU engine (1 to 5 minutes the first time)
+env: .venv/stamp ## set up .venv with the CPU engine (minutes the first time)
 
 .venv/stamp: requirements/cpu.txt requirements/install.sh pyproject.toml
 	@requirements/install.sh cpu .venv

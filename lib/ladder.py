@@ -244,6 +244,8 @@ def synthetic_cells(p: Profile, records: Iterable[Record]) -> list[Cell]:
     Prompts are random ids and every request gives `output_tokens`. Empty where `records` hold no such setting.
     """
     s = p.synthetic
+    if s.architectures:
+        setting(p, s.setting)  # refuses a name that it does not know
     rates = acceptance_rates(records, s, p.batch_sizes)
     made = []
     for architecture in s.architectures if rates else ():

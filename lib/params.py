@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,6 +78,12 @@ class StepTime(Frozen):
     dtype: str | None = None
 
 
+def _known(name: str, allowed: Sequence[str]) -> str:
+    if name not in allowed:
+        raise ValueError(f"holds {name!r}{_nearest(name, allowed)}, allowed: {', '.join(allowed)}")
+    return name
+
+
 class Synthetic(Frozen):
     """Shapes whose drafts are accepted by chance, as often as another setting's were on the profile's own model."""
 
@@ -87,6 +93,11 @@ class Synthetic(Frozen):
     batch_sizes: tuple[int, ...] = (1, 16, 64)
     input_tokens: int = Field(default=128, ge=1)
     output_tokens: int = Field(default=256, ge=1)
+
+    @field_validator("workload")
+    @classmethod
+    def _known_workload(cls, value: str) -> str:
+        return _known(value, WORKLOADS)
 
 
 class Profile(Frozen):
@@ -128,10 +139,7 @@ class Profile(Frozen):
     @field_validator("workloads", "sweep_workloads")
     @classmethod
     def _known_workloads(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for name in value:
-            if name not in WORKLOADS:
-                raise ValueError(f"holds {name!r}{_nearest(name, WORKLOADS)}, allowed: {', '.join(WORKLOADS)}")
-        return value
+        return tuple(_known(name, WORKLOADS) for name in value)
 
     @field_validator("seeds", "batch_sizes")
     @classmethod

@@ -138,9 +138,9 @@ def _later_round(p: params.Profile, held: list[Record]) -> list[str]:
         if found:
             spans.append(f"{text} {_span(found)}")
     text = (
-        f"- **Another host of the same kind, another day** (single engine cells, without an A/A arm of their own): vanilla "
-        f"at {min(pace):.2f} to {max(pace):.2f} of that throughput, and over it {'; '.join(spans)}. Host, day and what "
-        f"else ran changed together; which of them matters was not separated."
+        f"- **A second round, a day later** (the same kind of machine; single engine cells, without an A/A arm of their own): "
+        f"vanilla at {min(pace):.2f} to {max(pace):.2f} of that throughput, and over it {'; '.join(spans)}. The records do "
+        f"not tell whether it was the same host; what slowed it was not separated."
     )
     return [text] if spans else []
 

@@ -1,6 +1,7 @@
 """The settings by name and the cells that the notebooks measure."""
 
 import made_up_records as made_up
+import pytest
 
 from lib import ladder, params, steptime, sweep
 from lib.cells import engine_key
@@ -61,6 +62,9 @@ def test_shapes_take_the_acceptance_of_the_ladder():
     assert drafting.model_copy(update={"speculative": None}) == plain and plain.model.name == "Qwen2.5-7B"
     assert drafting.speculative.vllm()["rejection_sample_method"] == "synthetic"
     assert ladder.synthetic_cells(p, []) == []
+    misspelt = p.model_copy(update={"synthetic": p.synthetic.model_copy(update={"setting": "paded_ngram"})})
+    with pytest.raises(params.ParamsError, match="'paded_ngram'.*allowed"):
+        ladder.synthetic_cells(misspelt, held)
     # they are no points of the step-time grid
     trace = made_up.trace([5.0] * 12, [2] * 12)
     assert steptime.rows(made_up.record(made_up.cell("synthetic")), trace) == []
