@@ -366,7 +366,7 @@ def ladder(
     ax.axvline(1.0, color="#888888", linewidth=0.9, linestyle=(0, (4, 3)))
     ax.set_xlim(left=0)
     ax.margins(x=0.12)
-    note = "; ²: in a later round, over its own vanilla" if set(later) & set(rungs) else ""
+    note = "; ²: in a later round" if set(later) & set(rungs) else ""
     ax.set_xlabel(f"throughput / {reference}{note}")
     return figure
 
