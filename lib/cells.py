@@ -100,6 +100,7 @@ class Engine(Frozen):
     distributed_executor_backend: Literal["mp", "ray", "uni"] | None = None
     enforce_eager: bool = False
     cudagraph_mode: Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"] | None = None
+    max_cudagraph_capture_size: int | None = Field(default=None, ge=1)  # tokens of the largest graph; vLLM's: 512
     async_scheduling: bool | None = None
     runner: Literal["shipped", "v1", "v2"] = "shipped"
     enable_prefix_caching: bool = True
@@ -121,7 +122,8 @@ class Engine(Frozen):
         direct = (
             "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization",
             "num_gpu_blocks_override", "kv_cache_dtype", "tensor_parallel_size", "pipeline_parallel_size",
-            "distributed_executor_backend", "enforce_eager", "async_scheduling", "enable_prefix_caching", "seed",
+            "distributed_executor_backend", "enforce_eager", "max_cudagraph_capture_size", "async_scheduling",
+            "enable_prefix_caching", "seed",
         )  # fmt: skip
         arguments = {key: getattr(self, key) for key in direct if getattr(self, key) is not None}
         arguments["model"] = model_path

@@ -90,7 +90,7 @@ def setting(p: Profile, name: str) -> tuple[Engine, str | None]:
     suffix_cold, suffix_warm, suffix_g<gamma>, suffix_<cudagraph mode>, walking, plain_ngram[_g<gamma>],
     padded_ngram[_g<gamma>], plain_suffix[_g<gamma>], padded_suffix[_g<gamma>], padded_ngram_repeat (filled with the
     draft itself), padded_ngram_skip (nothing filled where no request has a draft), padded_ngram_schedule (gamma by
-    batch size), full, full_gmu_default.
+    batch size), padded_ngram_captured (graphs captured up to the largest step of drafts), full, full_gmu_default.
     Raises ParamsError for a name it does not know.
     """
     base, gamma = p.base_engine, p.ngram.num_speculative_tokens
@@ -117,6 +117,10 @@ def setting(p: Profile, name: str) -> tuple[Engine, str | None]:
         "padded_ngram_skip": lambda: with_(_drafter(p, "PaddedNgram", gamma, **_ngram_options(p), when_empty="skip")),
         "padded_ngram_schedule": lambda: with_(
             _drafter(p, "PaddedNgram", gamma, **_ngram_options(p), gamma_schedule=p.gamma_schedule)
+        ),
+        "padded_ngram_captured": lambda: with_(
+            _drafter(p, "PaddedNgram", gamma, **_ngram_options(p)),
+            max_cudagraph_capture_size=base.max_num_seqs * (1 + gamma),
         ),
         "full": lambda: with_(
             _suffix(p, "cold"), "cold",
