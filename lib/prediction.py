@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -26,18 +26,18 @@ from tqdm.auto import tqdm
 
 from lib import metrics, replay, stats, steptime
 from lib.cells import Cell, Speculative, engine_key
-from lib.records import ROOT, Record, Store, Trace
+from lib.records import ROOT, Record, Resolved, Store, Trace
 from lib.replay import Replayed, Simulation, Stream
 from lib.stats import Estimate
 from lib.steptime import Law, Regime
 
 PAYS, NOT, CLOSE, BEYOND = "pays", "does not pay", "too close to call", "beyond the measured grid"
 NUM_RESAMPLES = 500
-MAX_CAPTURED = 512  # tokens of the largest CUDA graph that vLLM captures by default
 POOL_FROM = 4_000_000  # tokens to replay from which several processes are started
 MIN_POOLED = 12  # steps behind a point of a law that is fitted to runs with real prompts
 # the laws know the graph modes that vLLM chooses by itself, not those that a cell forces upon every step
 CHOSEN_MODES = (None, "PIECEWISE", "FULL_AND_PIECEWISE")
+MEMORY_ON = ", memory on"
 SLACK = 0.05  # by which a step may lie beyond the measured grid's ends and still count as inside
 OUTSIDE = 0.05  # share of decode time outside the measured grid beyond which no verdict is given
 
@@ -50,9 +50,14 @@ class NoLawError(ValueError):
 
 
 def drafter_of(speculative: Speculative | None) -> str:
-    """The name under which a drafter's own cost is kept: vLLM's method, or the class for `custom_class`."""
+    """The name under which a drafter's own cost is kept: vLLM's method, or the class for `custom_class`.
+
+    A suffix drafter that remembers answered requests keeps one tree more, so it has a name of its own.
+    """
     if speculative is None:
         return "vanilla"
+    if speculative.method == "suffix" and speculative.suffix_decoding_max_cached_requests:
+        return speculative.method + MEMORY_ON
     return speculative.drafter or speculative.method
 
 
@@ -79,8 +84,12 @@ class Costs:
     notes: tuple[str, ...] = ()
 
     def extra(self, drafter: str, running: np.ndarray) -> np.ndarray:
-        """ms that `drafter` adds to steps with `running` requests; if unmeasured, what a plain run adds."""
-        points = self.extra_ms.get(drafter, self.extra_ms.get("vanilla", ()))
+        """ms that `drafter` adds to steps with `running` requests; if unmeasured, what a plain run adds.
+
+        A suffix drafter with memory, if unmeasured, costs what one without it does.
+        """
+        known = (drafter, drafter.removesuffix(MEMORY_ON), "vanilla")
+        points = next((self.extra_ms[name] for name in known if name in self.extra_ms), ())
         batches, ms = zip((0.0, 0.0), *points, strict=True)
         return np.interp(running, batches, ms)
 
@@ -108,13 +117,29 @@ class _Timed(NamedTuple):
         return float(sum(part.sum() for part in self.parts.values()))
 
 
-def _modes(law: Law, steps: Mapping[str, np.ndarray], verified: np.ndarray, piecewise: bool = False) -> np.ndarray:
+class Graphs(NamedTuple):
+    """The CUDA graphs of an engine: whether FULL ones are among them, and the tokens of the largest (vLLM's default)."""
+
+    full: bool = True
+    largest: int = 512
+
+    @classmethod
+    def of_cell(cls, cell: Cell, resolved: Resolved | None) -> Graphs:
+        """Those that an engine cell asked for, or that vLLM chose for it."""
+        piecewise = resolved is not None and resolved.cudagraph_mode == "PIECEWISE"
+        return cls(not piecewise, cell.engine.max_cudagraph_capture_size or AS_SHIPPED.largest)
+
+
+AS_SHIPPED = Graphs()
+
+
+def _modes(law: Law, steps: Mapping[str, np.ndarray], tokens: np.ndarray, graphs: Graphs = AS_SHIPPED) -> np.ndarray:
     """The graph mode of each step: FULL if uniform and captured, else PIECEWISE, NONE beyond the largest graph.
 
-    piecewise: the engine has no FULL graphs. A mode without a law is replaced by the law's nearest one.
+    A mode without a law is replaced by the law's nearest one.
     """
-    wanted = np.where((steps["uniform"] > 0) & (not piecewise), "FULL", "PIECEWISE")
-    wanted = np.where(verified > MAX_CAPTURED, "NONE", wanted)
+    wanted = np.where((steps["uniform"] > 0) & graphs.full, "FULL", "PIECEWISE")
+    wanted = np.where(tokens > graphs.largest, "NONE", wanted)
     nearest = {
         "FULL": ("FULL", "PIECEWISE", "NONE"), "PIECEWISE": ("PIECEWISE", "NONE", "FULL"),
         "NONE": ("NONE", "PIECEWISE", "FULL"),
@@ -132,10 +157,10 @@ def _outside(regime: Regime, batch: np.ndarray, verified: np.ndarray) -> np.ndar
     return found
 
 
-def time_steps(replayed: Replayed, law: Law, costs: Costs, drafter: str, piecewise: bool = False) -> _Timed:
+def time_steps(replayed: Replayed, law: Law, costs: Costs, drafter: str, graphs: Graphs = AS_SHIPPED) -> _Timed:
     """Step times of a replay under a law."""
     steps = replayed.steps
-    decoding = steps["running"] - steps["prefills"]
+    decoding, pure = steps["running"] - steps["prefills"], steps["prompt_tokens"] == 0
     batch = np.maximum(decoding, 1)  # a step that only reads prompts still costs a step's fixed part
     verified = np.maximum(decoding + steps["draft_tokens"], 1)
     context = np.where(decoding > 0, steps["context_tokens"] / batch, np.mean(_grid_context(law)))
@@ -144,17 +169,18 @@ def time_steps(replayed: Replayed, law: Law, costs: Costs, drafter: str, piecewi
         "extra": costs.extra(drafter, steps["running"]),
     }
     errors = {"prompt": 0.0, "extra": 0.0}
-    modes, beyond = _modes(law, steps, verified, piecewise), 0.0
+    # a prompt read beside drafts can outgrow the largest graph: the step is then as slow as one without graphs
+    modes, beyond = _modes(law, steps, verified + steps["prompt_tokens"], graphs), 0.0
     for mode in sorted(set(modes)):
         regime = law.regime(mode)
         at = modes == mode
         ms = np.where(at, regime.step_ms(batch, verified, context), 0.0)
-        beyond += ms[at & (decoding > 0) & _outside(regime, batch, verified)].sum()
+        beyond += ms[at & pure & _outside(regime, batch, verified)].sum()
         name = f"{law.setting} {mode}"
         parts[name] = ms
         # the median of the absolute value of a normal variable is 0.6745 of its standard deviation
         errors[name] = float("nan") if regime.held_out_error is None else regime.held_out_error / 0.6745
-    decode = sum(parts[name][decoding > 0].sum() for name in parts if name not in ("prompt", "extra"))
+    decode = sum(parts[name][pure].sum() for name in parts if name not in ("prompt", "extra"))
     return _Timed(replayed, parts, errors, float(beyond / decode) if decode else 0.0)
 
 
@@ -183,14 +209,15 @@ class _Observed:
         return drafter_of(self.record.cell.engine.speculative)
 
     def extra_ms(self, law: Law) -> float:
-        """ms by which the median full-batch decode step exceeds the law; NaN without such steps."""
-        full = self.decode["running"] == self.record.cell.batch_size
-        if full.sum() < steptime.MIN_STEPS:
+        """ms by which a full-batch decode step exceeds the law; NaN with too few steps.
+
+        In proportion to the running requests, so that all decode steps together take as long as they did.
+        """
+        running, verified, modes, step_ms = self.decode.values()
+        if len(running) < steptime.MIN_STEPS:
             return float("nan")
-        running, verified, modes, step_ms = (
-            self.decode[name][full] for name in ("running", "verified", "graph_mode", "step_ms")
-        )
-        return float(np.median(step_ms - _law_ms(law, running, verified, modes)))
+        beyond = (step_ms - _law_ms(law, running, verified, modes)).sum()
+        return float(self.record.cell.batch_size * beyond / running.sum())
 
     def prompts_ms(self, law: Law) -> float:
         """ms that the steps that read prompts took beyond the law."""
@@ -277,6 +304,15 @@ class Survey:
     def real(self, label: str, without: str | None = None) -> list[_Observed]:
         """Runs of a model with real prompts, without those of one workload."""
         return [o for o in self.observed if o.label == label and o.workload != without]
+
+    def of_round(self, record: Record) -> Survey:
+        """This survey with the real prompts of `record`'s own round alone, where a plain run is among them.
+
+        A machine's host is not equally fast in every round. The grid of random prompts stays whole.
+        """
+        within = tuple(o for o in self.observed if stats.same_round(o.record, record))
+        plain = {o.label for o in within if o.drafter == "vanilla"}
+        return replace(self, observed=within) if steptime.model_label(record.cell.engine) in plain else self
 
     def laws(self, label: str, without: str | None = None) -> Mapping[str, Law]:
         """A model's laws by setting: of its grid of random prompts, of its runs with real prompts, or of both.
@@ -480,14 +516,11 @@ def predict(
     costs: Costs,
     batch_size: int,
     *,
-    piecewise: bool = False,
+    graphs: Graphs = AS_SHIPPED,
 ) -> Prediction:
-    """The prediction for one setting from its replay and the plain run's, both at `batch_size`.
-
-    piecewise: the setting's engine has no FULL graphs.
-    """
+    """The prediction for one setting from its replay and the plain run's, both at `batch_size`; `graphs`: its engine's."""
     name = drafter_of(speculative)
-    timed = time_steps(test, costs.drafter if speculative else costs.vanilla, costs, name, piecewise)
+    timed = time_steps(test, costs.drafter if speculative else costs.vanilla, costs, name, graphs)
     plain = time_steps(base, costs.vanilla, costs, "vanilla")
     throughput, speedup = compare(timed, plain)
     if speculative is None:
@@ -710,8 +743,8 @@ def comparisons(all_records: Sequence[Record], store: Store, *, progress: bool =
     """Every engine cell of the collection that speculates and has a plain partner with recorded tokens and a
     law.
 
-    The law comes from random prompts alone; prompt and drafter costs come from the other workloads. Cells of
-    one engine are replayed in the order they ran, since the suffix drafter's memory is the engine's.
+    The law comes from random prompts alone; prompt and drafter costs come from the other workloads of the cell's own
+    round. Cells of one engine are replayed in the order they ran, since the suffix drafter's memory is the engine's.
     """
     good = [r for r in all_records if r.status == "ok" and not is_grid(r)]
     vanilla = [r for r in good if r.cell.setting == "vanilla"]
@@ -721,7 +754,7 @@ def comparisons(all_records: Sequence[Record], store: Store, *, progress: bool =
     for r in sorted(tests, key=lambda r: r.order):
         engines.setdefault(engine_key(r.cell), []).append(r)
     surveyed = survey(all_records, store)
-    known: dict[tuple[str, str], Costs | None] = {}
+    known: dict[tuple, Costs | None] = {}
     bases: dict[str, Replayed] = {}
     found = []
     for group in tqdm(engines.values(), desc="replay", unit="engine", disable=not progress, file=sys.stderr):
@@ -729,12 +762,14 @@ def comparisons(all_records: Sequence[Record], store: Store, *, progress: bool =
         for r in group:
             pairs = stats.pair([r], plain)
             label, workload = steptime.model_label(r.cell.engine), r.cell.workload.name
-            if (label, workload) not in known:
+            own = surveyed.of_round(r)
+            key = (label, workload, tuple(o.record.cell_id for o in own.observed))
+            if key not in known:
                 try:
-                    known[label, workload] = surveyed.costs(label, without=workload)
+                    known[key] = own.costs(label, without=workload)
                 except NoLawError:
-                    known[label, workload] = None
-            costs = known[label, workload]
+                    known[key] = None
+            costs = known[key]
             if not pairs or costs is None:
                 continue
             base = pairs[0][1]
@@ -753,7 +788,7 @@ def comparisons(all_records: Sequence[Record], store: Store, *, progress: bool =
                 bases[base.cell_id],
                 costs,
                 r.cell.batch_size,
-                piecewise=r.resolved is not None and r.resolved.cudagraph_mode == "PIECEWISE",
+                graphs=Graphs.of_cell(r.cell, r.resolved),
             )
             found.append(
                 Comparison(r, prediction, stats.speedup([r], vanilla))
@@ -790,18 +825,38 @@ def accuracy_table(found: Iterable[Comparison]) -> str:
 
 
 class Accuracy(NamedTuple):
-    """Mean absolute percentage error, and signs right among the cells outside the noise floor."""
+    """Mean absolute percentage error, and signs right among the cells outside the noise floor.
+
+    repeat_pct: the error of taking, instead of a prediction, the mean measured speedup of the cells that differ in their
+    prompt seed alone; NaN without such.
+    """
 
     count: int
     mape_pct: float
     signs_right: int
     signs_told: int  # cells whose measured speedup lies outside the noise floor
+    repeat_pct: float
 
 
 def accuracy(found: Sequence[Comparison], noise: float) -> Accuracy:
     """Errors of predicted speedups; the sign is that of speedup - 1."""
     if not found:
-        return Accuracy(0, float("nan"), 0, 0)
+        return Accuracy(0, float("nan"), 0, 0, float("nan"))
     told = [c for c in found if abs(np.log(c.measured.value)) > noise]
     right = sum((c.prediction.speedup.value > 1) == (c.measured.value > 1) for c in told)
-    return Accuracy(len(found), 100 * float(np.mean([abs(c.error) for c in found])), right, len(told))
+    mape = 100 * float(np.mean([abs(c.error) for c in found]))
+    return Accuracy(len(found), mape, right, len(told), _repeat_pct(found))
+
+
+def _repeat_pct(found: Iterable[Comparison]) -> float:
+    """Mean absolute percentage error of the other seeds' mean speedup; NaN where no cell has another seed."""
+    alike: dict[str, list[float]] = {}
+    for c in found:
+        one = c.record.cell
+        seedless = one.model_copy(update={"workload": one.workload.model_copy(update={"seed": 0})})
+        alike.setdefault(seedless.model_dump_json(), []).append(c.measured.value)
+    errors = [
+        abs((sum(values) - value) / (len(values) - 1) / value - 1)
+        for values in alike.values() if len(values) > 1 for value in values
+    ]  # fmt: skip
+    return 100 * float(np.mean(errors)) if errors else float("nan")

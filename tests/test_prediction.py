@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from made_up_machine import NGRAM, PERIODIC, PROMPT_MS, hand_made, machine, rank_one, requests_of, workload_record
 
-from lib import metrics, prediction, stats
+from lib import metrics, prediction, replay, stats
+from lib.cells import Speculative
 from lib.prediction import BEYOND, CLOSE, NOT, PAYS, Costs, judge
 from lib.records import Store
 from lib.stats import Estimate
@@ -45,6 +48,66 @@ def test_speedups_are_predicted_without_looking_at_the_workload(folder):
     assert (score.count, score.signs_told) == (3, 3)
     assert score.signs_right == 3
     assert score.mape_pct < 1
+
+
+def test_the_error_of_another_seeds_measurement(folder):
+    found = prediction.comparisons(folder.all(), folder)
+    assert np.isnan(prediction.accuracy(found, 0.0).repeat_pct)  # one seed a workload
+    cell = found[0].record.cell
+    other = cell.model_copy(update={"workload": cell.workload.model_copy(update={"seed": 7})})
+    pair = [
+        replace(found[0], record=found[0].record.model_copy(update={"cell": c}), measured=Estimate(value, value, value, 1))
+        for c, value in ((cell, 2.0), (other, 1.0))
+    ]  # fmt: skip
+    assert prediction.accuracy(pair, 0.0).repeat_pct == pytest.approx(100 * (0.5 + 1.0) / 2)
+
+
+def test_costs_of_a_round_come_from_its_own_runs(tmp_path):
+    """A host that drafts more slowly in a later round: its cells are predicted from that round's runs."""
+    store = machine(tmp_path)
+    later = "2026-01-02T00:00:00Z"
+    streams = requests_of(0, 4)
+    for name in ("sonnet", "code"):
+        for speculative, extra_ms in ((None, 0.0), (NGRAM, 2.0)):
+            repeat = 1 if speculative is None else 0
+            changed = NGRAM.model_copy(update={"prompt_lookup_min": 1}) if speculative else None
+            record, trace = workload_record(name, changed, streams, repeat=repeat, extra_ms=extra_ms)
+            moved = record.provenance.model_copy(update={"measured": later})
+            store.save(record.model_copy(update={"provenance": moved}), trace)
+    surveyed = prediction.survey(store.all(), store)
+    first, last = ([r for r in store.all() if (r.provenance.measured == later) == is_last and r.cell.setting == "ngram"][0]
+                   for is_last in (False, True))  # fmt: skip
+    assert surveyed.of_round(first).costs().extra("ngram", np.array([8]))[0] == pytest.approx(1.6, abs=0.05)
+    assert surveyed.of_round(last).costs().extra("ngram", np.array([8]))[0] == pytest.approx(16, abs=0.5)
+    assert len(surveyed.of_round(last).observed) == 4
+    for c in prediction.comparisons(store.all(), store):
+        assert c.prediction.speedup.value == pytest.approx(c.measured.value, rel=0.01)
+
+
+def test_a_prompt_beside_drafts_outgrows_the_largest_graph():
+    """The graph mode of a step follows all its tokens: a prompt read beside drafts takes the step out of its graph."""
+    costs = hand_made()
+    full = costs.drafter.regimes[0].model_copy(update={"mode": "FULL"})
+    others = [full.model_copy(update={"mode": mode, "fixed": ms}) for mode, ms in (("PIECEWISE", 20.0), ("NONE", 40.0))]
+    costs = replace(costs, drafter=costs.drafter.model_copy(update={"regimes": (full, *others)}))
+    for prompt, fixed in ((400, 20.0), (520, 40.0)):
+        streams = [replay.stream([1] * length, [2, 3, 4]) for length in (8, prompt)]
+        done = replay.Simulation(NGRAM, max_num_seqs=2, max_model_len=4096).run(streams)
+        timed = prediction.time_steps(done, costs.drafter, costs, "ngram")
+        reading = done.steps["prompt_tokens"] > 0
+        assert reading.sum() == 1
+        assert sum(part[reading].sum() for part in timed.parts.values()) == pytest.approx(fixed)
+        assert timed.outside == 0
+        larger = prediction.time_steps(done, costs.drafter, costs, "ngram", prediction.Graphs(largest=2048))
+        assert sum(part[reading].sum() for part in larger.parts.values()) == pytest.approx(20.0)
+
+
+def test_memory_is_another_drafter_and_costs_as_much_if_unmeasured():
+    suffix = Speculative(method="suffix", num_speculative_tokens=8)
+    off = suffix.model_copy(update={"suffix_decoding_max_cached_requests": 0})
+    assert (prediction.drafter_of(off), prediction.drafter_of(suffix)) == ("suffix", "suffix, memory on")
+    costs = hand_made(extra_ms={"suffix": ((2.0, 3.0),), "vanilla": ((2.0, 1.0),)})
+    assert costs.extra("suffix, memory on", np.array([2]))[0] == 3.0
 
 
 def test_no_comparison_without_recorded_tokens(folder, tmp_path):
