@@ -115,6 +115,10 @@ class Engine(Frozen):
             raise ValueError(
                 f"cudagraph_mode is {self.cudagraph_mode}, allowed with enforce_eager=true: NONE or nothing"
             )
+        if self.enforce_eager and self.max_cudagraph_capture_size is not None:
+            raise ValueError(
+                f"max_cudagraph_capture_size is {self.max_cudagraph_capture_size}, allowed with enforce_eager=true: nothing"
+            )
         return self
 
     def llm_arguments(self, model_path: str) -> dict:

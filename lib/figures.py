@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -19,6 +19,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from lib import stats
 from lib.ladder import LABELS
 from lib.records import ROOT, Record, runs_folder
 
@@ -111,7 +112,7 @@ def provenance_line(notebook: str, profile: str, records: Sequence[Record]) -> s
 
 def sign(figure: Figure, line: str) -> None:
     """Put the provenance line under the figure, 6 pt grey, wrapped to its width."""
-    width = int(figure.get_figwidth() * 22)
+    width = int(figure.get_figwidth() * 21)
     words, lines = line.split(" · "), [""]
     for word in words:
         if lines[-1] and len(lines[-1]) + len(word) + 3 > width:
@@ -333,13 +334,25 @@ def acceptance_by_workload(
     return figure
 
 
+def round_mark(tests: Iterable[Record], rounds: Sequence[Sequence[Record]]) -> str:
+    """`²`, `³`, …: in which of `rounds` (of vanilla, see stats.rounds) records were measured; nothing for the first, `°` for
+    none, so that no vanilla stands beside them.
+    """
+    marks = ["", "²", "³", *"⁴⁵⁶⁷⁸⁹"]
+    found = set()
+    for r in tests:
+        at = next((index for index, members in enumerate(rounds) if stats.same_round(members[0], r)), None)
+        found.add("°" if at is None else marks[at])
+    return "".join(sorted(found))
+
+
 def ladder(
     rungs: Mapping[str, object], title: str, reference: str = "vanilla, as shipped",
-    published: Mapping[str, object] | None = None, later: Collection[str] = (),
+    published: Mapping[str, object] | None = None, marks: Mapping[str, str] | None = None,
 ) -> Figure:  # fmt: skip
     """Figure 03: speedup of each rung over vanilla as shipped (stats.Estimate), top to bottom in the order given.
 
-    published[setting] is the article's value, drawn as a grey dash; `later`: settings of a later round, marked.
+    published[setting] is the article's value, drawn as a grey dash; marks[setting]: what `round_mark` says of it.
     """
     figure, ax = new(title, height=0.9 + 0.42 * max(len(rungs), 4))
     ax.grid(axis="y", visible=False)
@@ -361,12 +374,13 @@ def ladder(
     if any((published or {}).values()):
         handles, labels = ax.get_legend_handles_labels()
         ax.legend(handles[:1], labels[:1], loc="upper right", fontsize=7.5)
-    ax.set_yticks(range(len(rungs)), [label_of(s) + " ²" * (s in later) for s in rungs])
+    ax.set_yticks(range(len(rungs)), [f"{label_of(s)} {(marks or {}).get(s, '')}".rstrip() for s in rungs])
     ax.set_ylim(len(rungs) - 0.5, -1.3 if any((published or {}).values()) else -0.5)  # a free row for the legend
     ax.axvline(1.0, color="#888888", linewidth=0.9, linestyle=(0, (4, 3)))
     ax.set_xlim(left=0)
     ax.margins(x=0.12)
-    note = "; ²: in a later round" if set(later) & set(rungs) else ""
+    told = sorted({mark for s in rungs if (mark := (marks or {}).get(s))})
+    note = f"; {' '.join(told)}: in a later round" if told else ""
     ax.set_xlabel(f"throughput / {reference}{note}")
     return figure
 
@@ -398,14 +412,23 @@ def six_workloads(
     return figure
 
 
-def speedup_by_batch(curves: Mapping[str, Mapping[int, object]], title: str) -> Figure:
-    """Speedup over vanilla against batch size, one line a setting; curves[setting][batch] is a stats.Estimate."""
+def speedup_by_batch(
+    curves: Mapping[str, Mapping[int, object]], title: str, single: Mapping[str, set[int]] | None = None
+) -> Figure:
+    """Speedup over vanilla against batch size, one line a setting; curves[setting][batch] is a stats.Estimate.
+
+    single[setting]: batches that are one engine cell, drawn hollow: their interval holds prompts only.
+    """
     figure, ax = new(title)
     for index, (setting, points) in enumerate(curves.items()):
         batches = sorted(points)
         twin = sum(method_of(other) == method_of(setting) for other in list(curves)[:index])
         style = {"color": colour_of(setting), "linestyle": ("-", "--", ":")[min(twin, 2)]}
-        ax.plot(batches, [points[b].value for b in batches], marker=marker_of(setting), markersize=5, **style)
+        ax.plot(batches, [points[b].value for b in batches], **style)
+        for b in batches:
+            fill = "white" if b in (single or {}).get(setting, ()) else style["color"]
+            ax.plot([b], [points[b].value], marker=marker_of(setting), markersize=5, markerfacecolor=fill,
+                    color=style["color"], zorder=3)  # fmt: skip
         for b in batches:
             ax.errorbar(
                 [b], [points[b].value], yerr=error_bars(*points[b][:3]), color=style["color"], capsize=2, linewidth=0.9
@@ -423,7 +446,8 @@ def speedup_by_batch(curves: Mapping[str, Mapping[int, object]], title: str) -> 
     ax.set_xticks(ticks, [str(b) for b in ticks])
     ax.margins(x=0.25)
     ax.set_ylim(bottom=0)
-    ax.set_xlabel("batch size (requests in flight)")
+    note = "; hollow: one engine cell" if any((single or {}).values()) else ""
+    ax.set_xlabel(f"batch size (requests in flight){note}")
     ax.set_ylabel("throughput / vanilla, as shipped")
     return figure
 
@@ -738,7 +762,7 @@ def break_even_by_size(points: Sequence, published: Sequence, title: str, gamma:
         left.plot([q.parameters_b for q in known], [q.tau for q in known], marker_of(method), color=colour_of(method),
                   markersize=4, alpha=0.45, linestyle="none", label=f"tau as published, {method}")  # fmt: skip
     _by_size(left, f"tokens per step to break even, {gamma} drafted")
-    _log_ticks(left, (1, 2, 4, 8, 16, 32))
+    _log_ticks(left, (*((0.5,) if any(e.tokens.value < 1 for e in points) else ()), 1, 2, 4, 8, 16, 32))
     left.legend(fontsize=7, loc="upper left")
     same: dict[tuple, list[float]] = {}
     for q in published:

@@ -28,6 +28,7 @@ LABELS = {
     "suffix_cold": "suffix, memory cold",
     "suffix_warm": "suffix, memory warm",
     "padded_ngram": "padded ngram",
+    "padded_ngram_captured": "padded ngram, larger graphs",
     "padded_suffix": "padded suffix",
     "full": "full configuration",
 }
@@ -120,7 +121,7 @@ def setting(p: Profile, name: str) -> tuple[Engine, str | None]:
         ),
         "padded_ngram_captured": lambda: with_(
             _drafter(p, "PaddedNgram", gamma, **_ngram_options(p)),
-            max_cudagraph_capture_size=base.max_num_seqs * (1 + gamma),
+            max_cudagraph_capture_size=None if base.enforce_eager else base.max_num_seqs * (1 + gamma),
         ),
         "full": lambda: with_(
             _suffix(p, "cold"), "cold",

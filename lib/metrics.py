@@ -101,6 +101,17 @@ def decode_steps(trace: Trace) -> dict[str, np.ndarray]:
     return chosen | {"step_ms": step_ms[pure], "verified": chosen["running"] + chosen["draft_tokens"]}
 
 
+def prompt_steps(trace: Trace) -> tuple[float, float]:
+    """(mean time in ms, share of the run's time) of the steps that read a prompt or a part of one; NaN, 0 without any."""
+    step_ms = 1000 * np.diff(np.asarray(trace.steps.get("t_s", ())), prepend=0.0)
+    reading = np.asarray(trace.steps.get("prefills", ())) != 0
+    return (
+        (float(step_ms[reading].mean()), float(step_ms[reading].sum() / step_ms.sum()))
+        if reading.any()
+        else (np.nan, 0.0)
+    )
+
+
 def mean_step_ms(trace: Trace, running: int | None = None) -> float:
     """Mean time of the decode steps (with exactly `running` requests, if given), ms."""
     steps = decode_steps(trace)

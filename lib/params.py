@@ -68,6 +68,7 @@ class StepTime(Frozen):
     """The grid of the step-time law: batch sizes x drafted tokens x context, on each architecture."""
 
     architectures: tuple[str, ...] = ()  # shapes as `name` or `name:quantization`; empty: the profile's own model
+    baselines_of: tuple[str, ...] = ()  # those of them that get vanilla on V1, and on V1 synchronous, as well
     batch_sizes: tuple[int, ...] = (1, 4, 8)
     draft_tokens: tuple[int, ...] = (0, 1, 3, 7)
     full_draft_tokens: tuple[int, ...] = ()  # lengths that get an engine whose FULL graph is captured for just them
@@ -156,12 +157,11 @@ class Profile(Frozen):
                 f"model.name is {name!r}{_nearest(name, held)}, allowed with source packaged: {', '.join(held)}"
             )
         known = [*dict.fromkeys((self.model.name, *held, *shapes.SHAPES))]
-        for field in ("step_time", "synthetic"):
-            for architecture in getattr(self, field).architectures:
+        asked = {f"{field}.architectures": getattr(self, field).architectures for field in ("step_time", "synthetic")}
+        for field, architectures in (asked | {"step_time.baselines_of": self.step_time.baselines_of}).items():
+            for architecture in architectures:
                 if (name := architecture.partition(":")[0]) not in known:
-                    raise ValueError(
-                        f"{field}.architectures holds {name!r}{_nearest(name, known)}, allowed: {', '.join(known)}"
-                    )
+                    raise ValueError(f"{field} holds {name!r}{_nearest(name, known)}, allowed: {', '.join(known)}")
         return self
 
     @model_validator(mode="after")

@@ -750,9 +750,10 @@ def comparisons(all_records: Sequence[Record], store: Store, *, progress: bool =
     vanilla = [r for r in good if r.cell.setting == "vanilla"]
     plain = [r for r in vanilla if has_tokens(r, store)]
     tests = [r for r in good if r.cell.engine.cudagraph_mode in CHOSEN_MODES and _replayable(r.cell.engine.speculative)]
-    engines: dict[str, list[Record]] = {}
+    engines: dict[tuple, list[Record]] = {}
     for r in sorted(tests, key=lambda r: r.order):
-        engines.setdefault(engine_key(r.cell), []).append(r)
+        # an engine that was started again remembers nothing; its start tells it from the first
+        engines.setdefault((engine_key(r.cell), r.engine_start_s), []).append(r)
     surveyed = survey(all_records, store)
     known: dict[tuple, Costs | None] = {}
     bases: dict[str, Replayed] = {}

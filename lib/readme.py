@@ -24,8 +24,8 @@ CLOSED = "h200-closed"  # the same ladder where a batch thins out towards its en
 SHAPES = ("h200", "h200x2")  # where step times of shapes were measured
 BREAK_EVEN_LINE = (
     "Tokens per step that a drafter of 7 tokens must reach to break even, from measured step times (dummy weights but for "
-    "the 135M; context 1,000, the 32B 512, the 70B 256; *: not in the FULL graph, whose largest size is 512 tokens; x2: two "
-    "GPUs, bf16). A value above 8 cannot be reached:"
+    "the 135M; context 1,000, the 32B 512, the 70B and 72B 256; *: not in the FULL graph, whose largest size is 512 tokens; "
+    "x2: two GPUs, bf16). A value above 8 cannot be reached:"
 )
 
 
@@ -76,7 +76,7 @@ def answer() -> str:
     if by_batch := _by_batch(p, held, "padded_ngram"):
         lines.append(f"- By requests in flight, {' / '.join(p.sweep_workloads)}, those filled drafts give {by_batch}; "
                      f"other batches than {batch} are one engine cell each, whose interval holds prompts only.")  # fmt: skip
-    lines += _later_round(p, held) + _closed(p) + departures()
+    lines += _later_rounds(p, held) + _closed(p) + departures()
     lines += ["", "| workload | " + " | ".join(figures.label_of(s) for s in by_setting) + " |"]
     lines.append("|---" * (len(by_setting) + 1) + "|")
     for w in p.workloads:
@@ -85,6 +85,9 @@ def answer() -> str:
     lines += ["", f"n = {requests} requests a setting, {len(p.seeds)} prompt seeds. {noise(p)}"]
     if table := break_evens():
         lines += ["", BREAK_EVEN_LINE, "", *table]
+        if any(float(v.strip(" *")) < 1 for row in table[2:] for v in row.split("|")[2:-1] if v.strip() != "—"):
+            lines += ["", "Vanilla and drafts run in two engines: a value below 1 tells that vanilla's ran more slowly while it "
+                      "was measured, not that drafts are free."]  # fmt: skip
         if own := _own_r(p, held, Store(records.data_folder(p.profile))):
             lines += ["", f"For comparison, {p.model.name} in the ladder itself: {own}. It averages over all "
                       f"numbers of running requests, with the ladder's contexts and drafter; at the largest batch few of its "
@@ -108,41 +111,43 @@ def _by_batch(p: params.Profile, held: list[Record], setting: str) -> str:
     return ", ".join(parts)
 
 
-# What a later round measured again under another name: the same drafts and graphs at the profile's batch size.
+# What a later round measured again under another name: nearly the same drafts and graphs at the profile's batch size.
 AGAIN = {
+    "plain_ngram": "ngram drafts (by our drafter, unfilled)",
     "suffix_full_and_piecewise": "suffix at fixed KV blocks",
     "suffix_piecewise": "the same with PIECEWISE",
+    "suffix_gmu80": "suffix with gpu_memory_utilization 0.80",
     "padded_ngram_schedule": "padded ngram (as *schedule*, the same drafts at this batch)",
+    "padded_ngram_repeat": "padded ngram (filled with the draft's own continuation)",
+    "padded_ngram_captured": "padded ngram with graphs captured up to its largest step",
 }
 
 
-def _later_round(p: params.Profile, held: list[Record]) -> list[str]:
-    """One line: what another round of the profile says of the same settings, and how its vanilla compares."""
-    first = _main(p, held, "vanilla")[:1]
-    other = [r for r in _main(p, held, "vanilla") if not stats.same_round(r, first[0])]
-    if not other:
-        return []
-    pace = []
-    for w in p.workloads:
-        rates = [
-            np.mean([metrics.throughput_tok_s(r) for r in _main(p, held, "vanilla", w) if stats.same_round(r, o)])
-            for o in (first[0], other[0])
-        ]
-        pace.append(rates[1] / rates[0])
-    spans = []
-    for name, text in AGAIN.items():
-        tests = [r for r in _main(p, held, name) if not stats.same_round(r, first[0])]
-        found = {
-            w: stats.speedup(t, other) for w in p.workloads if (t := [r for r in tests if r.cell.workload.name == w])
-        }
-        if found:
-            spans.append(f"{text} {_span(found)}")
-    text = (
-        f"- **A second round, a day later** (the same kind of machine; single engine cells, without an A/A arm of their own): "
-        f"vanilla at {min(pace):.2f} to {max(pace):.2f} of that throughput, and over it {'; '.join(spans)}. The records do "
-        f"not tell whether it was the same host; what slowed it was not separated."
-    )
-    return [text] if spans else []
+def _later_rounds(p: params.Profile, held: list[Record]) -> list[str]:
+    """A line a later round of the profile: what it says of the same settings, and how its vanilla compares."""
+    first, *others = stats.rounds(_main(p, held, "vanilla"))
+    lines = []
+    for number, other in enumerate(others, 2):
+        pace, spans = [], []
+        for w in p.workloads:
+            rates = [
+                [metrics.throughput_tok_s(r) for r in members if r.cell.workload.name == w]
+                for members in (first, other)
+            ]
+            pace += [np.mean(rates[1]) / np.mean(rates[0])] if all(rates) else []
+        for name, text in AGAIN.items():
+            tests = [r for r in _main(p, held, name) if stats.same_round(r, other[0])]
+            by_workload = {w: [r for r in tests if r.cell.workload.name == w] for w in p.workloads}
+            found = {w: stats.speedup(t, other) for w, t in by_workload.items() if stats.pair(t, other)}
+            spans += [f"{text} {_span(found)}"] if found else []
+        if spans:
+            lines.append(
+                f"- **Round {number}**, {other[0].provenance.measured[:10]} (the same kind of machine; single engine cells of "
+                f"every setting but vanilla): vanilla at {min(pace):.2f} to {max(pace):.2f} of that throughput, and over it "
+                f"{'; '.join(spans)}."
+            )
+    told = "The records do not tell whether a later round was on the same host; what slowed vanilla was not separated."
+    return [*lines[:-1], f"{lines[-1]} {told}"] if lines else []
 
 
 def _own_r(p: params.Profile, held: list[Record], store: Store) -> str:

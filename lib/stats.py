@@ -78,6 +78,15 @@ def same_round(a: Record, b: Record) -> bool:
     return abs((first - second).total_seconds()) <= ROUND_S
 
 
+def rounds(records: Iterable[Record]) -> list[list[Record]]:
+    """Records by round of measurement, the earliest first; a round is one kind of machine and begins with its first record."""
+    found: list[list[Record]] = []
+    for r in sorted(records, key=lambda r: r.provenance.measured):
+        own = next((members for members in found if same_round(members[0], r)), None)
+        found.append([r]) if own is None else own.append(r)
+    return found
+
+
 def _arms(test: Record, bases: Sequence[Record]) -> list[Record]:
     """The bases with the prompts, batch and output rule of `test`, from the same kind of machine: of its own round where
     that has any, and of its own repeat where it is a repeat.

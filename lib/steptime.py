@@ -57,17 +57,17 @@ def _num_prefill_steps(batch: int, context: int, tokens: int, budget: int) -> in
     return steps
 
 
-def cells(p: Profile, *, architectures: Iterable[str] | None = None, ladder_of: Iterable[str] = ()) -> list[Cell]:
-    """The grid of `p.step_time` as engine cells, architecture by architecture (None: the profile's).
+def cells(p: Profile) -> list[Cell]:
+    """The grid of `p.step_time` as engine cells, architecture by architecture.
 
     Each architecture gets vanilla as shipped and a walking drafter with `max(draft_tokens)` speculative
     tokens, even drafts of every length and, for batches above one, uneven ones; `full_draft_tokens` adds
     engines in which even drafts have exactly the length the FULL graph was captured for. Architectures in
-    `ladder_of` get every baseline.
+    `baselines_of` get every baseline.
     """
     s = p.step_time
-    whole_ladder, made = set(ladder_of), []
-    for architecture in architectures if architectures is not None else s.architectures or (p.model.name,):
+    made: list[Cell] = []
+    for architecture in s.architectures or (p.model.name,):
         contexts = s.contexts_of.get(architecture, s.contexts)
         profile = p.model_copy(
             update={
@@ -75,7 +75,7 @@ def cells(p: Profile, *, architectures: Iterable[str] | None = None, ladder_of: 
                 "step_time": s.model_copy(update={"contexts": contexts}),
             }
         )
-        for name in BASELINES if architecture in whole_ladder else BASELINES[:1]:
+        for name in BASELINES if architecture in s.baselines_of else BASELINES[:1]:
             made += _grid(profile, name, ladder.setting(profile, name)[0], [(None, False)])
         longest = max(*s.draft_tokens, 1)
         engine = ladder.setting(profile, "walking")[0]

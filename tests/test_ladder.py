@@ -40,6 +40,16 @@ def test_one_choice_of_the_padded_drafter_at_a_time():
     assert longer == plain.model_copy(update={"num_speculative_tokens": 12})
 
 
+def test_larger_graphs_hold_the_largest_step_of_drafts():
+    p = params.load("h200")
+    padded, captured = (ladder.setting(p, name)[0] for name in ("padded_ngram", "padded_ngram_captured"))
+    gamma = padded.speculative.num_speculative_tokens
+    assert captured.llm_arguments("")["max_cudagraph_capture_size"] == p.engine.max_num_seqs * (1 + gamma)
+    assert captured.model_copy(update={"max_cudagraph_capture_size": None}) == padded
+    assert "max_cudagraph_capture_size" not in padded.llm_arguments("")
+    assert ladder.setting(params.load("cpu"), "padded_ngram_captured")[0].enforce_eager  # no graphs, nothing asked
+
+
 def test_arms_pair_with_vanilla_at_every_batch_size():
     p = profile(arms=["padded_ngram_g3"])
     measured = ladder.notebook_cells(p, "04")

@@ -88,6 +88,17 @@ def test_decode_steps_leave_prefills_out():
     assert math.isnan(metrics.mean_step_ms(busy))
 
 
+def test_steps_that_read_a_prompt():
+    assert metrics.prompt_steps(trace([10, 20, 30], [2, 2, 1], prefills=-1)) == pytest.approx(
+        (15, 1)
+    )  # the first at t = 0
+    mixed = trace([10, 30, 20], [2, 2, 2])
+    mixed.steps["prefills"] = [0, 0, 1, 0]
+    assert metrics.prompt_steps(mixed) == pytest.approx((30, 0.5))
+    mixed.steps["prefills"] = [0] * 4
+    assert math.isnan(metrics.prompt_steps(mixed)[0]) and metrics.prompt_steps(mixed)[1] == 0
+
+
 def test_step_time_ratio_matches_running_requests():
     base = trace([10, 10, 4, 4], [2, 2, 1, 1])
     test = trace([20, 6], [2, 1])  # twice as long at 2 requests, 1.5 times at 1

@@ -110,6 +110,21 @@ def test_memory_is_another_drafter_and_costs_as_much_if_unmeasured():
     assert costs.extra("suffix, memory on", np.array([2]))[0] == 3.0
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_an_engine_that_was_started_again_remembers_nothing(tmp_path, again):
+    """The same streams twice: answered before in one engine, new to the second of two."""
+    pytest.importorskip("arctic_inference")
+    store, streams = machine(tmp_path), requests_of(5, 19)
+    suffix = Speculative(method="suffix", num_speculative_tokens=8)
+    for order, name in enumerate(("mix-sh", "mix-ch")):
+        store.save(*workload_record(name, None, streams))
+        record, trace = workload_record(name, suffix, streams)
+        store.save(record.model_copy(update={"order": order, "engine_start_s": 1.0 + order * again}), trace)
+    found = {c.record.cell.workload.name: c for c in prediction.comparisons(store.all(), store)}
+    first, second = (found[name].prediction.tau for name in ("mix-sh", "mix-ch"))
+    assert second == first if again else second > 1.5 * first
+
+
 def test_no_comparison_without_recorded_tokens(folder, tmp_path):
     store = Store(tmp_path)
     store.save(*workload_record("code", NGRAM, requests_of(0, 3)))

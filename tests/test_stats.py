@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_records import NGRAM, cell, record
 
-from lib import stats
+from lib import figures, stats
 from lib.records import Provenance
 
 
@@ -71,6 +71,19 @@ def test_a_round_is_compared_with_its_own_vanilla():
     # another number of cores is another machine: nothing to compare with
     wider = record(cell("ngram", speculative=NGRAM), provenance=later.model_copy(update={"num_cpus": 32}))
     assert stats.pair([wider], bases) == []
+
+
+def test_rounds_are_told_by_time_and_machine():
+    def at(hour, cpu="a CPU"):
+        return record(cell(), provenance=Provenance(measured=f"2026-01-01T{hour:02d}:00:00Z", cpu=cpu))
+
+    early, soon, late, elsewhere = at(1), at(2), at(9), at(9, "another CPU")
+    rounds = stats.rounds([late, soon, elsewhere, early])
+    assert rounds == [[early, soon], [late], [elsewhere]]
+    assert figures.round_mark([soon], rounds) == ""
+    assert figures.round_mark([late, soon, elsewhere], rounds) == "²³"
+    assert figures.round_mark([at(20)], rounds) == "°"
+    assert stats.rounds([]) == []
 
 
 def test_few_seeds_widen_the_interval_as_student_says():
