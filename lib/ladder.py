@@ -289,7 +289,7 @@ def notebook_cells(p: Profile, notebook: str) -> list[Cell]:
                 baseline
                 + spread(p, ["ngram", "suffix"])
                 + cells(p, ["suffix_cold", "suffix_warm"], seeds=first)
-                + narrow(p, ["suffix_g12"])
+                + narrow(p, [f"suffix_g{n}" for n in p.suffix.draft_lengths])
             )
         case "04":
             modes = [f"suffix_{mode.lower()}" for mode in p.cudagraph_modes]

@@ -57,6 +57,7 @@ class Suffix(Frozen):
     min_token_prob: float = Field(default=0.1, ge=0, le=1)
     max_cached_requests: int = Field(default=10000, ge=1)
     memory: Literal["off", "cold", "warm"] = "off"
+    draft_lengths: tuple[int, ...] = (12,)  # other num_speculative_tokens, in notebook 03
 
     @field_validator("memory", mode="before")
     @classmethod
@@ -166,7 +167,8 @@ class Profile(Frozen):
 
     @model_validator(mode="after")
     def _possible(self) -> Profile:
-        longest = max(self.ngram.num_speculative_tokens, self.suffix.num_speculative_tokens, *self.draft_lengths, 1)
+        lengths = (*self.draft_lengths, *self.suffix.draft_lengths)
+        longest = max(self.ngram.num_speculative_tokens, self.suffix.num_speculative_tokens, *lengths, 1)
         need = self.input_tokens + self.output_tokens + longest
         if need > self.engine.max_model_len:
             raise ValueError(

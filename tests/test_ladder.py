@@ -50,6 +50,16 @@ def test_larger_graphs_hold_the_largest_step_of_drafts():
     assert ladder.setting(params.load("cpu"), "padded_ngram_captured")[0].enforce_eager  # no graphs, nothing asked
 
 
+def test_suffix_limits_that_a_profile_asks_for():
+    p = profile(suffix={"draft_lengths": [8, 12]})
+    asked = [c for c in ladder.notebook_cells(p, "03") if c.setting.startswith("suffix_g")]
+    assert {(c.setting, c.engine.speculative.num_speculative_tokens) for c in asked} == {
+        ("suffix_g8", 8),
+        ("suffix_g12", 12),
+    }
+    assert {c.workload.name for c in asked} == set(p.sweep_workloads)
+
+
 def test_arms_pair_with_vanilla_at_every_batch_size():
     p = profile(arms=["padded_ngram_g3"])
     measured = ladder.notebook_cells(p, "04")
