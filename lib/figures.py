@@ -338,12 +338,9 @@ def round_mark(tests: Iterable[Record], rounds: Sequence[Sequence[Record]]) -> s
     """`²`, `³`, …: in which of `rounds` (of vanilla, see stats.rounds) records were measured; nothing for the first, `°` for
     none, so that no vanilla stands beside them.
     """
-    marks = ["", "²", "³", *"⁴⁵⁶⁷⁸⁹"]
-    found = set()
-    for r in tests:
-        at = next((index for index, members in enumerate(rounds) if stats.same_round(members[0], r)), None)
-        found.add("°" if at is None else marks[at])
-    return "".join(sorted(found))
+    found = {stats.round_of(r, rounds) for r in tests} - {0}
+    raised = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+    return "".join("°" if at is None else str(at + 1).translate(raised) for at in sorted(found, key=lambda at: at or 0))
 
 
 def ladder(
@@ -379,8 +376,8 @@ def ladder(
     ax.axvline(1.0, color="#888888", linewidth=0.9, linestyle=(0, (4, 3)))
     ax.set_xlim(left=0)
     ax.margins(x=0.12)
-    told = sorted({mark for s in rungs if (mark := (marks or {}).get(s))})
-    note = f"; {' '.join(told)}: in a later round" if told else ""
+    told = sorted({mark for s in rungs for mark in (marks or {}).get(s, "")})
+    note = f"; {' '.join(told)}: not in the first round" if told else ""
     ax.set_xlabel(f"throughput / {reference}{note}")
     return figure
 

@@ -159,10 +159,16 @@ class Profile(Frozen):
             )
         known = [*dict.fromkeys((self.model.name, *held, *shapes.SHAPES))]
         asked = {f"{field}.architectures": getattr(self, field).architectures for field in ("step_time", "synthetic")}
-        for field, architectures in (asked | {"step_time.baselines_of": self.step_time.baselines_of}).items():
+        for field, architectures in asked.items():
             for architecture in architectures:
                 if (name := architecture.partition(":")[0]) not in known:
                     raise ValueError(f"{field} holds {name!r}{_nearest(name, known)}, allowed: {', '.join(known)}")
+        measured = self.step_time.architectures or (self.model.name,)
+        for name in self.step_time.baselines_of:
+            if name not in measured:
+                raise ValueError(
+                    f"step_time.baselines_of holds {name!r}{_nearest(name, measured)}, allowed: {', '.join(measured)}"
+                )
         return self
 
     @model_validator(mode="after")

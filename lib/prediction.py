@@ -86,9 +86,10 @@ class Costs:
     def extra(self, drafter: str, running: np.ndarray) -> np.ndarray:
         """ms that `drafter` adds to steps with `running` requests; if unmeasured, what a plain run adds.
 
-        A suffix drafter with memory, if unmeasured, costs what one without it does.
+        A suffix drafter that was measured only with its memory on, or off, costs the same with it off, or on.
         """
-        known = (drafter, drafter.removesuffix(MEMORY_ON), "vanilla")
+        other = drafter.removesuffix(MEMORY_ON) if drafter.endswith(MEMORY_ON) else drafter + MEMORY_ON
+        known = (drafter, other, "vanilla")
         points = next((self.extra_ms[name] for name in known if name in self.extra_ms), ())
         batches, ms = zip((0.0, 0.0), *points, strict=True)
         return np.interp(running, batches, ms)
@@ -118,16 +119,18 @@ class _Timed(NamedTuple):
 
 
 class Graphs(NamedTuple):
-    """The CUDA graphs of an engine: whether FULL ones are among them, and the tokens of the largest (vLLM's default)."""
+    """The CUDA graphs of an engine: whether FULL ones are among them, and the tokens of the largest (vLLM's upper default)."""
 
     full: bool = True
     largest: int = 512
 
     @classmethod
     def of_cell(cls, cell: Cell, resolved: Resolved | None) -> Graphs:
-        """Those that an engine cell asked for, or that vLLM chose for it."""
-        piecewise = resolved is not None and resolved.cudagraph_mode == "PIECEWISE"
-        return cls(not piecewise, cell.engine.max_cudagraph_capture_size or AS_SHIPPED.largest)
+        """Those that the engine captured, where its record tells; else those that were asked for."""
+        asked = cell.engine.max_cudagraph_capture_size or AS_SHIPPED.largest
+        if resolved is None:
+            return cls(largest=asked)
+        return cls(resolved.cudagraph_mode != "PIECEWISE", max(resolved.cudagraph_capture_sizes, default=asked))
 
 
 AS_SHIPPED = Graphs()
@@ -170,7 +173,7 @@ def time_steps(replayed: Replayed, law: Law, costs: Costs, drafter: str, graphs:
     }
     errors = {"prompt": 0.0, "extra": 0.0}
     # a prompt read beside drafts can outgrow the largest graph: the step is then as slow as one without graphs
-    modes, beyond = _modes(law, steps, verified + steps["prompt_tokens"], graphs), 0.0
+    modes, beyond = _modes(law, steps, decoding + steps["draft_tokens"] + steps["prompt_tokens"], graphs), 0.0
     for mode in sorted(set(modes)):
         regime = law.regime(mode)
         at = modes == mode
@@ -306,12 +309,14 @@ class Survey:
         return [o for o in self.observed if o.label == label and o.workload != without]
 
     def of_round(self, record: Record) -> Survey:
-        """This survey with the real prompts of `record`'s own round alone, where a plain run is among them.
+        """This survey with the real prompts of `record`'s own round alone, where a plain run of another workload is among
+        them.
 
         A machine's host is not equally fast in every round. The grid of random prompts stays whole.
         """
         within = tuple(o for o in self.observed if stats.same_round(o.record, record))
-        plain = {o.label for o in within if o.drafter == "vanilla"}
+        others = (o for o in within if o.workload != record.cell.workload.name)
+        plain = {o.label for o in others if o.drafter == "vanilla"}
         return replace(self, observed=within) if steptime.model_label(record.cell.engine) in plain else self
 
     def laws(self, label: str, without: str | None = None) -> Mapping[str, Law]:
@@ -365,7 +370,7 @@ class Survey:
             for drafter, by_batch in sorted(groups.items())
         }
         # drafting, the noise floor and the runner belong to the machine: another model's runs tell them too
-        lenders = [other for other in known if other != label and self.real(other)]
+        lenders = [other for other in known if other != label and self.real(other, without)]
         teller = label if real or not lenders else lenders[0]
         if teller != label:
             extra_ms = _on_the_host(self.costs(teller, without=without).extra_ms)
@@ -815,13 +820,13 @@ def by_setting(found: Iterable[Comparison]) -> dict[str, list[Comparison]]:
 
 def accuracy_table(found: Iterable[Comparison]) -> str:
     """Plain text: mean absolute error, bias, and the range of predicted and measured speedups by setting."""
-    lines = [f"{'setting':16} {'n':>3} {'mean error':>11} {'bias':>7} {'predicted':>12} {'measured':>12}"]
+    lines = [f"{'setting':25} {'n':>3} {'mean error':>11} {'bias':>7} {'predicted':>12} {'measured':>12}"]
     for name, group in by_setting(found).items():
         errors = [100 * c.error for c in group]
         predicted = [c.prediction.speedup.value for c in group]
         measured = [c.measured.value for c in group]
         spans = "  ".join(f"{min(v):5.2f}-{max(v):5.2f}" for v in (predicted, measured))
-        lines.append(f"{name:16} {len(group):3d} {np.mean(np.abs(errors)):9.0f} % {np.mean(errors):+5.0f} %  {spans}")
+        lines.append(f"{name:25} {len(group):3d} {np.mean(np.abs(errors)):9.0f} % {np.mean(errors):+5.0f} %  {spans}")
     return "\n".join(lines)
 
 
@@ -829,7 +834,7 @@ class Accuracy(NamedTuple):
     """Mean absolute percentage error, and signs right among the cells outside the noise floor.
 
     repeat_pct: the error of taking, instead of a prediction, the mean measured speedup of the cells that differ in their
-    prompt seed alone; NaN without such.
+    prompt seed alone; NaN without such. Over `repeat_count` cells, whose predictions err by repeated_mape_pct.
     """
 
     count: int
@@ -837,27 +842,34 @@ class Accuracy(NamedTuple):
     signs_right: int
     signs_told: int  # cells whose measured speedup lies outside the noise floor
     repeat_pct: float
+    repeat_count: int
+    repeated_mape_pct: float
 
 
 def accuracy(found: Sequence[Comparison], noise: float) -> Accuracy:
     """Errors of predicted speedups; the sign is that of speedup - 1."""
     if not found:
-        return Accuracy(0, float("nan"), 0, 0, float("nan"))
+        return Accuracy(0, float("nan"), 0, 0, float("nan"), 0, float("nan"))
     told = [c for c in found if abs(np.log(c.measured.value)) > noise]
     right = sum((c.prediction.speedup.value > 1) == (c.measured.value > 1) for c in told)
-    mape = 100 * float(np.mean([abs(c.error) for c in found]))
-    return Accuracy(len(found), mape, right, len(told), _repeat_pct(found))
+    return Accuracy(len(found), _mape_pct(c.error for c in found), right, len(told), *_repeats(found))
 
 
-def _repeat_pct(found: Iterable[Comparison]) -> float:
-    """Mean absolute percentage error of the other seeds' mean speedup; NaN where no cell has another seed."""
-    alike: dict[str, list[float]] = {}
+def _mape_pct(errors: Iterable[float]) -> float:
+    errors = [abs(e) for e in errors]
+    return 100 * float(np.mean(errors)) if errors else float("nan")
+
+
+def _repeats(found: Iterable[Comparison]) -> tuple[float, int, float]:
+    """(error of the other seeds' mean speedup, number of cells that have other seeds, their predictions' error), in %."""
+    alike: dict[str, list[Comparison]] = {}
     for c in found:
         one = c.record.cell
         seedless = one.model_copy(update={"workload": one.workload.model_copy(update={"seed": 0})})
-        alike.setdefault(seedless.model_dump_json(), []).append(c.measured.value)
+        alike.setdefault(seedless.model_dump_json(), []).append(c)
+    several = [group for group in alike.values() if len(group) > 1]
     errors = [
-        abs((sum(values) - value) / (len(values) - 1) / value - 1)
-        for values in alike.values() if len(values) > 1 for value in values
+        (sum(o.measured.value for o in group) / c.measured.value - 1) / (len(group) - 1) - 1
+        for group in several for c in group
     ]  # fmt: skip
-    return 100 * float(np.mean(errors)) if errors else float("nan")
+    return _mape_pct(errors), len(errors), _mape_pct(c.error for group in several for c in group)

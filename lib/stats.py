@@ -72,19 +72,27 @@ def same_machine(a: Record, b: Record) -> bool:
 
 def same_round(a: Record, b: Record) -> bool:
     """Whether two records were measured within `ROUND_S` of each other on the same kind of machine."""
-    if not same_machine(a, b):
-        return False
-    first, second = (datetime.fromisoformat(r.provenance.measured) for r in (a, b))
-    return abs((first - second).total_seconds()) <= ROUND_S
+    return same_machine(a, b) and near(a.provenance.measured, b.provenance.measured)
+
+
+def near(first: str, second: str) -> bool:
+    """Whether two times of measurement (ISO) lie within `ROUND_S`."""
+    apart = datetime.fromisoformat(first) - datetime.fromisoformat(second)
+    return abs(apart.total_seconds()) <= ROUND_S
 
 
 def rounds(records: Iterable[Record]) -> list[list[Record]]:
-    """Records by round of measurement, the earliest first; a round is one kind of machine and begins with its first record."""
+    """Records by round of measurement, the earliest first; a long round is a chain in which each record is near the next."""
     found: list[list[Record]] = []
     for r in sorted(records, key=lambda r: r.provenance.measured):
-        own = next((members for members in found if same_round(members[0], r)), None)
-        found.append([r]) if own is None else own.append(r)
+        own = round_of(r, found)
+        found.append([r]) if own is None else found[own].append(r)
     return found
+
+
+def round_of(record: Record, rounds: Sequence[Sequence[Record]]) -> int | None:
+    """Which of `rounds` a record belongs to: the first that holds a record of the same round; None for none."""
+    return next((i for i, members in enumerate(rounds) if any(same_round(m, record) for m in members)), None)
 
 
 def _arms(test: Record, bases: Sequence[Record]) -> list[Record]:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import Field
 
-from lib import ladder, metrics, published, shapes
+from lib import ladder, metrics, published, shapes, stats
 from lib.cells import Cell, Engine, Frozen, Workload, engine_key
 from lib.params import Profile
 from lib.records import Record, Store, Trace
@@ -158,6 +158,7 @@ class Row(Frozen):
     num_speculative_tokens: int | None = None  # what the engine's graphs were captured for
     graphs: bool = True  # whether the engine has CUDA graphs at all
     parameters_b: float | None = None  # billions
+    measured: str = ""  # when, UTC; empty if unknown
 
     @property
     def family(self) -> str:
@@ -231,7 +232,7 @@ def rows(record: Record, trace: Trace) -> list[Row]:
                 step_ms=middle, low_ms=low, high_ms=high, num_steps=len(at), gamma=cell.draft_tokens,
                 uneven=cell.uneven, parameters_b=parameters_b(record),
                 num_speculative_tokens=speculative.num_speculative_tokens if speculative else None,
-                graphs=not eager,
+                graphs=not eager, measured=record.provenance.measured,
             )
         )  # fmt: skip
     return found
@@ -310,6 +311,7 @@ class BreakEven(NamedTuple):
     family: str  # as `Row.family`
     mode: str  # graph mode that the steps with drafts were dispatched with
     tokens: Estimate
+    one_round: bool = True  # whether both medians were measured in one round
 
 
 def break_evens(rows: Iterable[Row]) -> list[BreakEven]:
@@ -326,8 +328,14 @@ def break_evens(rows: Iterable[Row]) -> list[BreakEven]:
                 key = (model, test.batch, test.gamma, test.family)
                 held = found.get(key)
                 if held is None or test.num_steps > held.tokens.n:
-                    found[key] = BreakEven(model, test.parameters_b, *key[1:], test.mode, ratio(test, base))
+                    found[key] = BreakEven(
+                        model, test.parameters_b, *key[1:], test.mode, ratio(test, base), _one_round(test, base)
+                    )
     return sorted(found.values(), key=lambda e: (e.parameters_b or 0.0, *e[2:5]))
+
+
+def _one_round(a: Row, b: Row) -> bool:
+    return not (a.measured and b.measured) or stats.near(a.measured, b.measured)
 
 
 class Departure(NamedTuple):

@@ -6,7 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_up_machine import NGRAM, PERIODIC, PROMPT_MS, hand_made, machine, rank_one, requests_of, workload_record
+from made_up_machine import (
+    NGRAM,
+    PERIODIC,
+    PROMPT_MS,
+    hand_made,
+    machine,
+    rank_one,
+    requests_of,
+    resolved,
+    workload_record,
+)
 
 from lib import metrics, prediction, replay, stats
 from lib.cells import Speculative
@@ -59,7 +69,10 @@ def test_the_error_of_another_seeds_measurement(folder):
         replace(found[0], record=found[0].record.model_copy(update={"cell": c}), measured=Estimate(value, value, value, 1))
         for c, value in ((cell, 2.0), (other, 1.0))
     ]  # fmt: skip
-    assert prediction.accuracy(pair, 0.0).repeat_pct == pytest.approx(100 * (0.5 + 1.0) / 2)
+    score = prediction.accuracy([*pair, *found[1:]], 0.0)
+    assert score.repeat_pct == pytest.approx(100 * (0.5 + 1.0) / 2)
+    assert (score.count, score.repeat_count) == (4, 2)
+    assert score.repeated_mape_pct == pytest.approx(100 * np.mean([abs(c.error) for c in pair]))
 
 
 def test_costs_of_a_round_come_from_its_own_runs(tmp_path):
@@ -102,12 +115,38 @@ def test_a_prompt_beside_drafts_outgrows_the_largest_graph():
         assert sum(part[reading].sum() for part in larger.parts.values()) == pytest.approx(20.0)
 
 
+def test_a_round_that_holds_only_the_left_out_workload_is_not_used_alone(tmp_path):
+    store = machine(tmp_path)
+    for speculative in (None, NGRAM.model_copy(update={"prompt_lookup_min": 1})):
+        repeat = 1 if speculative is None else 0
+        record, trace = workload_record(
+            "sonnet", speculative, requests_of(0, 4), repeat=repeat, extra_ms=0.2 * (1 - repeat)
+        )
+        moved = record.provenance.model_copy(update={"measured": "2026-01-02T00:00:00Z"})
+        store.save(record.model_copy(update={"provenance": moved}), trace)
+    surveyed = prediction.survey(store.all(), store)
+    last = next(r for r in store.all() if r.provenance.measured == "2026-01-02T00:00:00Z")
+    assert surveyed.of_round(last) is surveyed
+    assert all(abs(c.error) < 0.01 for c in prediction.comparisons(store.all(), store))
+
+
+def test_graphs_are_those_that_were_captured():
+    cell, known = workload_record("code", NGRAM, requests_of(0, 3))[0].cell, resolved()
+    assert prediction.Graphs.of_cell(cell, None) == prediction.AS_SHIPPED
+    small = known.model_copy(update={"cudagraph_capture_sizes": (1, 2, 16), "cudagraph_mode": "PIECEWISE"})
+    assert prediction.Graphs.of_cell(cell, small) == prediction.Graphs(full=False, largest=16)
+    asked = cell.model_copy(update={"engine": cell.engine.model_copy(update={"max_cudagraph_capture_size": 2048})})
+    assert prediction.Graphs.of_cell(asked, known).largest == 2048
+
+
 def test_memory_is_another_drafter_and_costs_as_much_if_unmeasured():
     suffix = Speculative(method="suffix", num_speculative_tokens=8)
     off = suffix.model_copy(update={"suffix_decoding_max_cached_requests": 0})
     assert (prediction.drafter_of(off), prediction.drafter_of(suffix)) == ("suffix", "suffix, memory on")
     costs = hand_made(extra_ms={"suffix": ((2.0, 3.0),), "vanilla": ((2.0, 1.0),)})
     assert costs.extra("suffix, memory on", np.array([2]))[0] == 3.0
+    costs = hand_made(extra_ms={"suffix, memory on": ((2.0, 3.0),), "vanilla": ((2.0, 1.0),)})
+    assert costs.extra("suffix", np.array([2]))[0] == 3.0
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -84,6 +84,10 @@ def test_rounds_are_told_by_time_and_machine():
     assert figures.round_mark([late, soon, elsewhere], rounds) == "²³"
     assert figures.round_mark([at(20)], rounds) == "°"
     assert stats.rounds([]) == []
+    chain = [at(1), at(3), at(5)]  # each within two hours of the next: one long round
+    assert stats.rounds(chain) == [chain] and figures.round_mark([at(7)], [chain]) == ""
+    many = stats.rounds([at(h) for h in (0, 4, 8, 12, 16, 20)])
+    assert figures.round_mark([many[-1][0]], many) == "⁶"
 
 
 def test_few_seeds_widen_the_interval_as_student_says():

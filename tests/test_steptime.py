@@ -335,7 +335,7 @@ def test_graphs_get_uneven_drafts_of_every_length_and_engines_of_their_own():
     assert len({engine_key(c) for c in cells}) == 3
 
 
-def test_the_ladder_is_measured_where_asked():
+def test_baselines_are_measured_where_asked():
     cells = steptime.cells(profile(architectures=("opt-125m", "Qwen2.5-0.5B"), baselines_of=("opt-125m",)))
     named = {(c.engine.model.name, c.setting) for c in cells}
     assert ("opt-125m", "vanilla_v1_sync") in named and ("Qwen2.5-0.5B", "vanilla_v1_sync") not in named
