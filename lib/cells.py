@@ -100,9 +100,7 @@ class Engine(Frozen):
     distributed_executor_backend: Literal["mp", "ray", "uni"] | None = None
     enforce_eager: bool = False
     cudagraph_mode: Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"] | None = None
-    max_cudagraph_capture_size: int | None = Field(
-        default=None, ge=1
-    )  # tokens of the largest graph; vLLM's: 512 at most
+    max_cudagraph_capture_size: int | None = Field(default=None, ge=1)  # tokens of the largest graph
     async_scheduling: bool | None = None
     runner: Literal["shipped", "v1", "v2"] = "shipped"
     enable_prefix_caching: bool = True

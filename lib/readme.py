@@ -86,9 +86,6 @@ def answer() -> str:
     lines += ["", f"n = {requests} requests a setting, {len(p.seeds)} prompt seeds. {noise(p)}"]
     if table := break_evens():
         lines += ["", BREAK_EVEN_LINE, "", *table]
-        if any(float(v.strip(" *†")) < 1 for row in table[2:] for v in row.split("|")[2:-1] if v.strip(" —")):
-            lines += ["", "Vanilla and drafts run in two engines: a value below 1 tells that vanilla's ran more slowly while it "
-                      "was measured, not that drafts are free."]  # fmt: skip
         if own := _own_r(p, held, Store(records.data_folder(p.profile))):
             lines += ["", f"For comparison, {p.model.name} in the ladder itself, first round: {own}. Where the two differ the "
                       f"cause was not found: take a small model's values as uncertain by a factor of two."]  # fmt: skip
@@ -227,6 +224,9 @@ def break_evens(gamma: int = 7) -> list[str]:
             mark = "" if e is None else "*" * (e.mode != "FULL") + "†" * (not e.one_round)
             cells.append(f"{e.tokens.value:.2f}{mark}" if e else "—")
         lines.append(f"| {model} | " + " | ".join(cells) + " |")
+    if any(e.tokens.value < 1 for e in points):
+        lines += ["", "Vanilla and drafts run in two engines: a value below 1 tells that vanilla's ran more slowly while it was "
+                  "measured, not that drafts are free."]  # fmt: skip
     return lines if points else []
 
 
@@ -300,7 +300,7 @@ def upstream() -> str:
 
 def _filled(p: params.Profile, held: list[Record]) -> list[str]:
     """One line: our drafter with its drafts filled over the same drafter with none filled, both of one round."""
-    parts = []
+    parts, largest = [], max(held[0].resolved.cudagraph_capture_sizes, default=0)
     for batch in sorted({*p.batch_sizes, *p.batch_sweep}):
         ratios = []
         for workload in p.sweep_workloads:
@@ -313,7 +313,7 @@ def _filled(p: params.Profile, held: list[Record]) -> list[str]:
     text = (
         f"- The table compares vLLM's drafter with ours, in the first round. Our drafter alone, filled (with the draft's own "
         f"continuation) over unfilled, in a later round, single cells, {' / '.join(p.sweep_workloads)}: {', '.join(parts)}. "
-        f"Beyond {512 // (1 + p.ngram.num_speculative_tokens)} requests a full batch has no graph either way."
+        f"Beyond {largest // (1 + p.ngram.num_speculative_tokens)} requests a full batch has no graph either way."
     )
     return [text] if parts else []
 

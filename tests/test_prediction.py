@@ -130,6 +130,26 @@ def test_a_round_that_holds_only_the_left_out_workload_is_not_used_alone(tmp_pat
     assert all(abs(c.error) < 0.01 for c in prediction.comparisons(store.all(), store))
 
 
+def test_models_without_another_workload_lend_each_other_nothing(folder):
+    """Two models whose only real prompts are of the workload that is left out."""
+    known = prediction.survey(folder.all(), folder)
+    other = "Qwen2.5-0.5B"
+    ((label, rows),) = known.grid.items()
+    sonnet = [o for o in known.observed if o.workload == "sonnet"]
+
+    def renamed(record):
+        engine = record.cell.engine
+        engine = engine.model_copy(update={"model": engine.model.model_copy(update={"name": other})})
+        return record.model_copy(update={"cell": record.cell.model_copy(update={"engine": engine})})
+
+    twins = [replace(o, record=renamed(o.record)) for o in sonnet]
+    grid = {label: rows, other: [row.model_copy(update={"model": other}) for row in rows]}
+    both = replace(known, grid=grid, observed=(*sonnet, *twins), parameters_b={label: 1.0, other: 2.0})
+    costs = both.costs(label, without="sonnet")
+    assert costs.extra_ms == {}
+    assert any("drafting on the host is left out" in note for note in costs.notes)
+
+
 def test_graphs_are_those_that_were_captured():
     cell, known = workload_record("code", NGRAM, requests_of(0, 3))[0].cell, resolved()
     assert prediction.Graphs.of_cell(cell, None) == prediction.AS_SHIPPED
