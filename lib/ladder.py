@@ -29,6 +29,7 @@ LABELS = {
     "suffix_warm": "suffix, memory warm",
     "padded_ngram": "padded ngram",
     "padded_ngram_captured": "padded ngram, larger graphs",
+    "padded_ngram_captured_schedule": "padded ngram, gamma by batch, FULL",
     "padded_suffix": "padded suffix",
     "full": "full configuration",
 }
@@ -91,7 +92,9 @@ def setting(p: Profile, name: str) -> tuple[Engine, str | None]:
     suffix_cold, suffix_warm, suffix_g<gamma>, suffix_<cudagraph mode>, walking, plain_ngram[_g<gamma>],
     padded_ngram[_g<gamma>], plain_suffix[_g<gamma>], padded_suffix[_g<gamma>], padded_ngram_repeat (filled with the
     draft itself), padded_ngram_skip (nothing filled where no request has a draft), padded_ngram_schedule (gamma by
-    batch size), padded_ngram_captured (graphs captured up to the largest step of drafts), full, full_gmu_default.
+    batch size), padded_ngram_captured (graphs captured up to the largest step of drafts),
+    padded_ngram_captured_schedule (so captured, FULL for steps of any length, gamma by batch size), full,
+    full_gmu_default.
     Raises ParamsError for a name it does not know.
     """
     base, gamma = p.base_engine, p.ngram.num_speculative_tokens
@@ -102,6 +105,7 @@ def setting(p: Profile, name: str) -> tuple[Engine, str | None]:
         # copy-by-validation, so that impossible pairs are refused here and not by the engine
         return Engine.model_validate(base.model_dump() | {"speculative": speculative} | changes), memory
 
+    captured = {"max_cudagraph_capture_size": None if base.enforce_eager else base.max_num_seqs * (1 + gamma)}
     modes = {"none": "NONE", "piecewise": "PIECEWISE", "full": "FULL", "full_and_piecewise": "FULL_AND_PIECEWISE"}
     fixed: dict[str, Callable[[], tuple[Engine, str | None]]] = {
         "vanilla": lambda: with_(),
@@ -119,9 +123,11 @@ def setting(p: Profile, name: str) -> tuple[Engine, str | None]:
         "padded_ngram_schedule": lambda: with_(
             _drafter(p, "PaddedNgram", gamma, **_ngram_options(p), gamma_schedule=p.gamma_schedule)
         ),
-        "padded_ngram_captured": lambda: with_(
-            _drafter(p, "PaddedNgram", gamma, **_ngram_options(p)),
-            max_cudagraph_capture_size=None if base.enforce_eager else base.max_num_seqs * (1 + gamma),
+        "padded_ngram_captured": lambda: with_(_drafter(p, "PaddedNgram", gamma, **_ngram_options(p)), **captured),
+        # as shipped, FULL graphs exist for 1 + gamma tokens a request only, which a shorter length is not
+        "padded_ngram_captured_schedule": lambda: with_(
+            _drafter(p, "PaddedNgram", gamma, **_ngram_options(p), gamma_schedule=p.captured_gamma_schedule),
+            **captured, cudagraph_mode=None if base.enforce_eager else "FULL",
         ),
         "full": lambda: with_(
             _suffix(p, "cold"), "cold",
@@ -220,6 +226,12 @@ def narrow(p: Profile, settings: Iterable[str], **options) -> list[Cell]:
     return cells(p, settings, **{"workloads": p.sweep_workloads, "seeds": p.seeds[:1]} | options)
 
 
+def wide(p: Profile) -> list[Cell]:
+    """The settings of `p.wide` on all workloads and seeds at its batch sizes; of vanilla the newest arm."""
+    made = [c for batch, names in p.wide.items() for c in cells(p, names, batch_sizes=[batch], repeats=p.repeats)]
+    return [c for c in made if c.engine.repeat == (p.repeats - 1 if c.setting == "vanilla" else 0)]
+
+
 def controls(p: Profile) -> list[Cell]:
     """Vanilla and the ngram drafters on the sweep workloads with the profile's `controls`, each as <setting>_<control>."""
     drafters = [name for name in ("vanilla", "ngram", "padded_ngram") if name in p.rungs]
@@ -303,6 +315,7 @@ def notebook_cells(p: Profile, notebook: str) -> list[Cell]:
                 + narrow(p, control, seeds=p.seeds)
                 + narrow(p, [*modes, *memory])
                 + spread(first, p.arms, workloads=p.sweep_workloads)
+                + wide(p)
             )
         case "08":
             # mixes of fresh prompts and of prompts that the single workloads have used, suffix memory off and on

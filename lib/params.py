@@ -70,9 +70,13 @@ class StepTime(Frozen):
 
     architectures: tuple[str, ...] = ()  # shapes as `name` or `name:quantization`; empty: the profile's own model
     baselines_of: tuple[str, ...] = ()  # those of them that get vanilla on V1, and on V1 synchronous, as well
+    again_of: tuple[str, ...] = ()  # those whose vanilla and `full_draft_tokens` engines are started a second time
     batch_sizes: tuple[int, ...] = (1, 4, 8)
     draft_tokens: tuple[int, ...] = (0, 1, 3, 7)
     full_draft_tokens: tuple[int, ...] = ()  # lengths that get an engine whose FULL graph is captured for just them
+    full_draft_tokens_of: dict[str, tuple[int, ...]] = Field(
+        default_factory=dict
+    )  # other ones for single architectures
     contexts: tuple[int, ...] = (128,)
     contexts_of: dict[str, tuple[int, ...]] = Field(default_factory=dict)  # other contexts for single architectures
     num_steps: int = Field(default=16, ge=3)
@@ -126,6 +130,8 @@ class Profile(Frozen):
     ] = ()  # further settings of lib.ladder, on sweep_workloads with the first seed, every batch size
     controls: tuple[Literal["raw", "ignore_eos"], ...] = ()  # vanilla and drafters again: plain prompts, no early end
     gamma_schedule: str = ""  # of the arm padded_ngram_schedule, like 1:7,128:0
+    captured_gamma_schedule: str = ""  # of the arm padded_ngram_captured_schedule, like 1:7,128:3
+    wide: dict[int, tuple[str, ...]] = Field(default_factory=dict)  # batch size -> settings on all workloads and seeds
     ngram: Ngram = Ngram()
     suffix: Suffix = Suffix()
     draft_lengths: tuple[int, ...] = (3, 5, 7, 10)
@@ -159,16 +165,12 @@ class Profile(Frozen):
             )
         known = [*dict.fromkeys((self.model.name, *held, *shapes.SHAPES))]
         asked = {f"{field}.architectures": getattr(self, field).architectures for field in ("step_time", "synthetic")}
+        for field in ("baselines_of", "again_of", "contexts_of", "full_draft_tokens_of"):
+            asked[f"step_time.{field}"] = getattr(self.step_time, field)
         for field, architectures in asked.items():
             for architecture in architectures:
                 if (name := architecture.partition(":")[0]) not in known:
                     raise ValueError(f"{field} holds {name!r}{_nearest(name, known)}, allowed: {', '.join(known)}")
-        measured = self.step_time.architectures or (self.model.name,)
-        for name in self.step_time.baselines_of:
-            if name not in measured:
-                raise ValueError(
-                    f"step_time.baselines_of holds {name!r}{_nearest(name, measured)}, allowed: {', '.join(measured)}"
-                )
         return self
 
     @model_validator(mode="after")
@@ -187,10 +189,10 @@ class Profile(Frozen):
                 f"cudagraph_modes holds {graphs[0]}, allowed with engine.enforce_eager=true: NONE or an empty list"
             )
         if isinstance(self.num_prompts, dict):
-            for batch in (*self.batch_sizes, *self.batch_sweep):
+            for batch in (*self.batch_sizes, *self.batch_sweep, *self.wide):
                 if batch not in self.num_prompts:
                     raise ValueError(f"num_prompts lacks batch size {batch}, allowed: one entry for each batch size")
-        asked = {"batch_sizes": self.batch_sizes, "batch_sweep": self.batch_sweep}
+        asked = {"batch_sizes": self.batch_sizes, "batch_sweep": self.batch_sweep, "wide": tuple(self.wide)}
         asked |= {"synthetic.batch_sizes": self.synthetic.batch_sizes} if self.synthetic.architectures else {}
         for field, sizes in asked.items():
             if max(sizes, default=0) > self.engine.max_num_seqs:

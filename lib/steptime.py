@@ -63,30 +63,34 @@ def cells(p: Profile) -> list[Cell]:
     Each architecture gets vanilla as shipped and a walking drafter with `max(draft_tokens)` speculative
     tokens, even drafts of every length and, for batches above one, uneven ones; `full_draft_tokens` adds
     engines in which even drafts have exactly the length the FULL graph was captured for. Architectures in
-    `baselines_of` get every baseline.
+    `baselines_of` get every baseline; those in `again_of` a second start of vanilla and of the added engines.
     """
     s = p.step_time
     made: list[Cell] = []
     for architecture in s.architectures or (p.model.name,):
-        contexts = s.contexts_of.get(architecture, s.contexts)
+        own = {
+            "contexts": s.contexts_of.get(architecture, s.contexts),
+            "full_draft_tokens": s.full_draft_tokens_of.get(architecture, s.full_draft_tokens),
+        }
         profile = p.model_copy(
-            update={
-                "model": ladder.model_of(p, architecture),
-                "step_time": s.model_copy(update={"contexts": contexts}),
-            }
+            update={"model": ladder.model_of(p, architecture), "step_time": s.model_copy(update=own)}
         )
+        repeats = range(2 if architecture in s.again_of else 1)
         for name in BASELINES if architecture in s.baselines_of else BASELINES[:1]:
-            made += _grid(profile, name, ladder.setting(profile, name)[0], [(None, False)])
+            for repeat in repeats if name == "vanilla" else (0,):
+                baseline = ladder.setting(profile, name)[0].model_copy(update={"repeat": repeat})
+                made += _grid(profile, name, baseline, [(None, False)])
         longest = max(*s.draft_tokens, 1)
         engine = ladder.setting(profile, "walking")[0]
         # without graphs evenness changes nothing, which one draft length is enough to show
         uneven = [g for g in s.draft_tokens if g > 1 and (g == longest or not engine.enforce_eager)]
         walks = [(g, False) for g in s.draft_tokens] + [(g, True) for g in uneven]
         made += _grid(profile, "walking", engine, walks)
-        for gamma in s.full_draft_tokens:
-            if gamma != longest:
-                exact = engine.speculative.model_copy(update={"num_speculative_tokens": gamma})
-                made += _grid(profile, "walking", engine.model_copy(update={"speculative": exact}), [(gamma, False)])
+        for gamma in own["full_draft_tokens"]:
+            exact = engine.speculative.model_copy(update={"num_speculative_tokens": gamma})
+            for repeat in (repeats if gamma in s.full_draft_tokens else (0,)) if gamma != longest else ():
+                again = engine.model_copy(update={"speculative": exact, "repeat": repeat})
+                made += _grid(profile, "walking", again, [(gamma, False)])
     return made
 
 
@@ -279,9 +283,10 @@ def at_context(rows: Iterable[Row], input_tokens: int) -> list[Row]:
 
 def find(
     rows: Iterable[Row], *, setting: str, batch: int, gamma: int | None = None, mode: str | None = None,
-    uneven: bool | None = False, exact: bool | None = None,
+    uneven: bool | None = False, exact: bool | None = None, beside: Row | None = None,
 ) -> Row | None:  # fmt: skip
-    """The row with the most steps that matches; None if there is none.
+    """The row that matches, of the round of `beside` where it has any, with the most steps, the first measured of
+    equals; None if there is none.
 
     `exact`: the engine's graphs were captured for just this draft length (True), or for another one (False).
     """
@@ -290,7 +295,8 @@ def find(
         if r.setting == setting and r.batch == batch and r.gamma == gamma and mode in (None, r.mode)
         and uneven in (None, r.uneven) and exact in (None, r.num_speculative_tokens == gamma)
     ]  # fmt: skip
-    return max(matching, key=lambda r: r.num_steps, default=None)
+    near = [r for r in matching if beside is not None and _one_round(r, beside)]
+    return min(near or matching, key=lambda r: (-r.num_steps, r.measured), default=None)
 
 
 def ratio(test: Row, base: Row) -> Estimate:
@@ -317,21 +323,38 @@ class BreakEven(NamedTuple):
 def break_evens(rows: Iterable[Row]) -> list[BreakEven]:
     """Even drafts over vanilla as shipped: every model, batch size, length from one on, and family.
 
-    `rows` hold one prompt length a model (`at_context`).
+    `rows` hold one prompt length a model (`at_context`). Engines that were started again give one break-even a round:
+    those whose two medians are of one round are merged, the median of them with an interval that holds theirs.
     """
     rows = list(rows)
-    found: dict[tuple, BreakEven] = {}
+    found: dict[tuple, dict[str, BreakEven]] = {}
     for model, own in by_model(rows).items():
         for test in own:
-            base = find(own, setting="vanilla", batch=test.batch)
+            base = find(own, setting="vanilla", batch=test.batch, beside=test)
             if test.setting == "walking" and test.gamma and not test.uneven and base is not None:
                 key = (model, test.batch, test.gamma, test.family)
-                held = found.get(key)
-                if held is None or test.num_steps > held.tokens.n:
-                    found[key] = BreakEven(
-                        model, test.parameters_b, *key[1:], test.mode, ratio(test, base), _one_round(test, base)
-                    )
-    return sorted(found.values(), key=lambda e: (e.parameters_b or 0.0, *e[2:5]))
+                even = BreakEven(
+                    model, test.parameters_b, *key[1:], test.mode, ratio(test, base), _one_round(test, base)
+                )
+                rounds = found.setdefault(key, {})
+                # rows of one engine differ in graph mode; those of another start were measured at another time
+                where = (
+                    next((at for at in rounds if stats.near(at, test.measured)), test.measured) if test.measured else ""
+                )
+                if where not in rounds or test.num_steps > rounds[where].tokens.n:
+                    rounds[where] = even
+    merged = [_one_break_even(list(rounds.values())) for rounds in found.values()]
+    return sorted(merged, key=lambda e: (e.parameters_b or 0.0, *e[2:5]))
+
+
+def _one_break_even(rounds: Sequence[BreakEven]) -> BreakEven:
+    same = [e for e in rounds if e.one_round] or list(rounds)
+    tokens = [e.tokens for e in same]
+    if len(same) == 1:
+        return same[0]
+    value = float(np.exp(np.median(np.log([t.value for t in tokens]))))
+    low, high = min(t.low for t in tokens), max(t.high for t in tokens)
+    return same[0]._replace(tokens=Estimate(value, low, high, sum(t.n for t in tokens)))
 
 
 def _one_round(a: Row, b: Row) -> bool:
@@ -438,8 +461,8 @@ class Tax(NamedTuple):
 
     rung: str
     step: Estimate  # ms
-    added_ms: float  # over the rung before
-    factor: Estimate  # over vanilla as shipped
+    added_ms: float  # over the rung before, by their factors: the two may be of different rounds
+    factor: Estimate  # over vanilla as shipped, of its own round where that was measured
 
 
 def taxes(rows: Sequence[Row], batch: int) -> list[Tax]:
@@ -452,10 +475,11 @@ def taxes(rows: Sequence[Row], batch: int) -> list[Tax]:
     measured = [(name, row) for name, row in rungs if row is not None]
     if not measured or measured[0][0] != "vanilla":
         return []
-    base, before, out = measured[0][1], measured[0][1], []
+    plain, before, out = measured[0][1].step_ms, 1.0, []
     for name, row in measured:
-        out.append(Tax(name, row.estimate, row.step_ms - before.step_ms, ratio(row, base)))
-        before = row
+        factor = ratio(row, find(rows, setting="vanilla", batch=batch, beside=row))
+        out.append(Tax(name, row.estimate, (factor.value - before) * plain, factor))
+        before = factor.value
     return out
 
 
