@@ -29,6 +29,7 @@ LABELS = {
     "suffix_warm": "suffix, memory warm",
     "padded_ngram": "padded ngram",
     "padded_ngram_captured": "padded ngram, larger graphs",
+    "padded_ngram_captured_full": "padded ngram, larger graphs, FULL",
     "padded_ngram_captured_schedule": "padded ngram, gamma by batch, FULL",
     "padded_suffix": "padded suffix",
     "full": "full configuration",
@@ -93,8 +94,8 @@ def setting(p: Profile, name: str) -> tuple[Engine, str | None]:
     padded_ngram[_g<gamma>], plain_suffix[_g<gamma>], padded_suffix[_g<gamma>], padded_ngram_repeat (filled with the
     draft itself), padded_ngram_skip (nothing filled where no request has a draft), padded_ngram_schedule (gamma by
     batch size), padded_ngram_captured (graphs captured up to the largest step of drafts),
-    padded_ngram_captured_schedule (so captured, FULL for steps of any length, gamma by batch size), full,
-    full_gmu_default.
+    padded_ngram_captured_full (so captured, FULL for steps of any composition), padded_ngram_captured_schedule (the
+    same with gamma by batch size), full, full_gmu_default.
     Raises ParamsError for a name it does not know.
     """
     base, gamma = p.base_engine, p.ngram.num_speculative_tokens
@@ -106,6 +107,7 @@ def setting(p: Profile, name: str) -> tuple[Engine, str | None]:
         return Engine.model_validate(base.model_dump() | {"speculative": speculative} | changes), memory
 
     captured = {"max_cudagraph_capture_size": None if base.enforce_eager else base.max_num_seqs * (1 + gamma)}
+    any_step = {"cudagraph_mode": None if base.enforce_eager else "FULL"}
     modes = {"none": "NONE", "piecewise": "PIECEWISE", "full": "FULL", "full_and_piecewise": "FULL_AND_PIECEWISE"}
     fixed: dict[str, Callable[[], tuple[Engine, str | None]]] = {
         "vanilla": lambda: with_(),
@@ -124,10 +126,13 @@ def setting(p: Profile, name: str) -> tuple[Engine, str | None]:
             _drafter(p, "PaddedNgram", gamma, **_ngram_options(p), gamma_schedule=p.gamma_schedule)
         ),
         "padded_ngram_captured": lambda: with_(_drafter(p, "PaddedNgram", gamma, **_ngram_options(p)), **captured),
+        "padded_ngram_captured_full": lambda: with_(
+            _drafter(p, "PaddedNgram", gamma, **_ngram_options(p)), **captured, **any_step
+        ),
         # as shipped, FULL graphs exist for 1 + gamma tokens a request only, which a shorter length is not
         "padded_ngram_captured_schedule": lambda: with_(
             _drafter(p, "PaddedNgram", gamma, **_ngram_options(p), gamma_schedule=p.captured_gamma_schedule),
-            **captured, cudagraph_mode=None if base.enforce_eager else "FULL",
+            **captured, **any_step,
         ),
         "full": lambda: with_(
             _suffix(p, "cold"), "cold",

@@ -284,6 +284,11 @@ def _rows(observed: Iterable[_Observed]) -> list[steptime.Row]:
     return rows
 
 
+def rows_of_runs(records: Iterable[Record], store: Store) -> list[steptime.Row]:
+    """Points for a law from the decode steps of runs with real prompts that kept a trace, as `Survey.laws` uses them."""
+    return _rows([_observe(r, store.trace(r)) for r in records if r.status == "ok" and r.has_trace])
+
+
 def _left_out_error(laws: Mapping[str, Law]) -> float:
     """The larger of both sides' errors on held-out points; unknown is worst."""
     errors = [laws[name].relative_error for name in ("vanilla", "walking")]

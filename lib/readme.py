@@ -77,7 +77,7 @@ def answer() -> str:
     if by_batch := _by_batch(p, held, "padded_ngram"):
         lines.append(f"- By requests in flight, {' / '.join(p.sweep_workloads)}, those filled drafts give {by_batch}; "
                      f"other batches than {batch} are one engine cell each, whose interval holds prompts only.")  # fmt: skip
-    lines += _later_rounds(p, held) + _closed(p) + departures()
+    lines += _later_rounds(p, held) + _wide(p, held) + _closed(p) + departures()
     lines += ["", "| workload | " + " | ".join(figures.label_of(s) for s in by_setting) + " |"]
     lines.append("|---" * (len(by_setting) + 1) + "|")
     for w in p.workloads:
@@ -117,6 +117,9 @@ AGAIN = {
     "padded_ngram_schedule": "padded ngram (as *schedule*, the same drafts at this batch)",
     "padded_ngram_repeat": "padded ngram (filled with the draft's own continuation)",
     "padded_ngram_captured": "padded ngram with graphs captured up to its largest step",
+    "padded_ngram_captured_full": "the same with FULL for any step",
+    "padded_ngram_captured_schedule": "padded ngram with such graphs, FULL for any step (the same drafts at this batch)",
+    "plain_suffix": "suffix drafts of at most 7 tokens (by our drafter, unfilled)",
 }
 
 
@@ -147,6 +150,22 @@ def _later_rounds(p: params.Profile, held: list[Record]) -> list[str]:
             )
     told = "The records do not tell whether a later round was on the same host; what slowed vanilla was not separated."
     return [*lines[:-1], f"{lines[-1]} {told}"] if lines else []
+
+
+def _wide(p: params.Profile, held: list[Record]) -> list[str]:
+    """A line a setting that was measured on every workload and seed at another batch size than the profile's."""
+    lines = []
+    for batch, names in p.wide.items():
+        for name in names:
+            at = {"batch_size": batch}
+            tests, bases = (ladder.named(held, s, **at) for s in (name, "vanilla"))
+            by_workload = {w: [t for t in tests if t.cell.workload.name == w] for w in p.workloads}
+            found = {w: stats.speedup(t, bases) for w, t in by_workload.items() if stats.pair(t, bases)}
+            if name != "vanilla" and found:
+                lines.append(f"- **{batch} requests**, {figures.label_of(name)} ({p.captured_gamma_schedule}): "
+                             f"{_span(found)}, {stats.speedup(tests, bases)} over all {len(found)} workloads "
+                             f"({len(tests)} engine cells).")  # fmt: skip
+    return lines
 
 
 def _hours(first: Record, later: Record) -> int:

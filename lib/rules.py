@@ -954,8 +954,8 @@ def step_cost_by_size(evidence: Evidence, draft_tokens: int) -> list[Finding]:
         for model in sorted({row.model for row in rows}):
             own = [row for row in rows if row.model == model]
             for batch in sorted({row.batch for row in own}):
-                base = steptime.find(own, setting="vanilla", batch=batch)
                 test = steptime.find(own, setting="walking", batch=batch, gamma=draft_tokens, exact=True)
+                base = steptime.find(own, setting="vanilla", batch=batch, beside=test)
                 if base and test and base.parameters_b:
                     costs.setdefault(batch, {})[model] = (base.parameters_b, steptime.ratio(test, base))
         verdicts, text = [], []

@@ -50,6 +50,32 @@ def test_larger_graphs_hold_the_largest_step_of_drafts():
     assert ladder.setting(params.load("cpu"), "padded_ngram_captured")[0].enforce_eager  # no graphs, nothing asked
 
 
+def test_a_length_by_batch_keeps_every_step_in_a_full_graph():
+    p = params.load("h200")
+    padded, scheduled = (ladder.setting(p, name)[0] for name in ("padded_ngram", "padded_ngram_captured_schedule"))
+    most = max(batch * (1 + g) for batch, g in ((127, 7), (256, 3)))
+    assert scheduled.cudagraph_mode == "FULL" and scheduled.max_cudagraph_capture_size >= most
+    options = padded.speculative.drafter_options | {"gamma_schedule": p.captured_gamma_schedule}
+    assert scheduled.speculative == padded.speculative.model_copy(update={"drafter_options": options})
+    fixed = ladder.setting(p, "padded_ngram_captured_full")[0]
+    assert fixed == scheduled.model_copy(update={"speculative": padded.speculative})
+    assert fixed.llm_arguments("")["compilation_config"] == {"cudagraph_mode": "FULL"}
+    assert ladder.setting(params.load("cpu"), "padded_ngram_captured_schedule")[0].cudagraph_mode is None
+
+
+def test_wide_settings_are_measured_on_every_workload_and_seed():
+    p = profile(wide={4: ["vanilla", "padded_ngram_g3"]}, num_prompts=8, repeats=3)
+    added = [c for c in ladder.notebook_cells(p, "04") if c.batch_size == 4 and c.batch_size not in p.batch_sizes]
+    everything = {(name, seed) for name in p.workloads for seed in p.seeds}
+    for name, repeat in (("vanilla", 2), ("padded_ngram_g3", 0)):
+        own = [c for c in added if c.setting == name]
+        assert {(c.workload.name, c.workload.seed) for c in own} == everything
+        assert {c.engine.repeat for c in own} == {repeat}
+    for change, words in (({"wide": {999: ["ngram"]}}, "wide holds 999"), ({"wide": {4: ["ngrm"]}}, "'ngrm'.*ngram")):
+        with pytest.raises(params.ParamsError, match=words):
+            ladder.notebook_cells(profile(**change, num_prompts=8), "04")
+
+
 def test_suffix_limits_that_a_profile_asks_for():
     p = profile(suffix={"draft_lengths": [8, 12]})
     asked = [c for c in ladder.notebook_cells(p, "03") if c.setting.startswith("suffix_g")]

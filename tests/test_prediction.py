@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import made_up_records as made_up
 import numpy as np
 import pytest
 from made_up_machine import (
@@ -18,7 +19,7 @@ from made_up_machine import (
     workload_record,
 )
 
-from lib import metrics, prediction, replay, stats
+from lib import metrics, prediction, replay, stats, steptime
 from lib.cells import Speculative
 from lib.prediction import BEYOND, CLOSE, NOT, PAYS, Costs, judge
 from lib.records import Store
@@ -148,6 +149,16 @@ def test_models_without_another_workload_lend_each_other_nothing(folder):
     costs = both.costs(label, without="sonnet")
     assert costs.extra_ms == {}
     assert any("drafting on the host is left out" in note for note in costs.notes)
+
+
+def test_runs_with_real_prompts_are_points_for_a_law(tmp_path):
+    store = Store(tmp_path)
+    for batch in (2, 4, 8):
+        asked = made_up.cell(batch_size=batch)
+        store.save(made_up.record(asked, has_trace=True), made_up.trace([3.0 + batch] * 14, [batch] * 14))
+    rows = prediction.rows_of_runs(Store(tmp_path).all(), store)
+    assert sorted((r.batch, r.verified, r.step_ms) for r in rows) == [(b, b, pytest.approx(3.0 + b)) for b in (2, 4, 8)]
+    assert steptime.fit(rows).predict(6, 6) == pytest.approx(9.0)
 
 
 def test_graphs_are_those_that_were_captured():

@@ -222,6 +222,20 @@ def test_taxes_by_hand():
     assert steptime.taxes(rows, 8) == []
 
 
+def test_a_rung_of_a_later_round_is_held_against_that_rounds_vanilla():
+    early, late = "2026-01-01T00:00:00Z", "2026-01-01T09:00:00Z"
+    rows = [
+        row(4, None, setting="vanilla", step_ms=10.0, measured=early),
+        row(4, None, setting="vanilla", step_ms=20.0, measured=late),
+        row(4, None, setting="vanilla_v1", step_ms=22.0, measured=late),
+        row(4, 0, step_ms=15.0, measured=early),
+    ]
+    taxes = steptime.taxes(rows, 4)
+    assert [t.factor.value for t in taxes] == pytest.approx([1.0, 1.1, 1.5])
+    assert [t.added_ms for t in taxes] == pytest.approx([0, 1, 4])  # in ms of the first vanilla
+    assert steptime.taxes(rows[::-1], 4)[0].step.value == 10.0  # the first measured of equals, in whatever order
+
+
 def test_ratio_carries_both_intervals():
     test = row(1, 3, step_ms=20.0, low_ms=20.0 / 1.03, high_ms=20.0 * 1.03)
     base = row(1, None, step_ms=10.0, low_ms=10.0 / 1.04, high_ms=10.0 * 1.04)
@@ -244,6 +258,26 @@ def test_break_evens_come_from_medians():
     assert points[4, 7, "other length"] == pytest.approx(3.0)
     assert len(points) == 3 * 3 + 2  # nothing drafted is the ladder's business, uneven drafts the dispatch's
     assert steptime.break_evens(grid()) == []
+
+
+def test_break_evens_of_two_rounds_each_have_their_own_vanilla():
+    def at(when, plain, drafts):
+        return [
+            row(4, None, setting="vanilla", step_ms=plain, measured=when),
+            row(4, 7, mode="FULL", step_ms=drafts, measured=when),
+        ]
+
+    early, late = at("2026-01-01T00:00:00Z", 10.0, 20.0), at("2026-01-01T09:00:00Z", 20.0, 60.0)
+    (both,) = steptime.break_evens([*early, *late])
+    assert both.one_round and both.tokens.value == pytest.approx(math.sqrt(2.0 * 3.0))
+    single = [steptime.break_evens(rows)[0].tokens for rows in (early, late)]
+    assert (both.tokens.low, both.tokens.high) == (single[0].low, single[1].high)
+    assert both.tokens.n == sum(t.n for t in single)
+    # drafts whose round has no vanilla count only where no others do
+    (alone,) = steptime.break_evens([*early, late[1]])
+    assert alone.one_round and alone.tokens.value == pytest.approx(2.0)
+    (apart,) = steptime.break_evens([early[0], late[1]])
+    assert not apart.one_round and apart.tokens.value == pytest.approx(6.0)
 
 
 def test_leverage_by_hand():
@@ -339,6 +373,20 @@ def test_baselines_are_measured_where_asked():
     cells = steptime.cells(profile(architectures=("opt-125m", "Qwen2.5-0.5B"), baselines_of=("opt-125m",)))
     named = {(c.engine.model.name, c.setting) for c in cells}
     assert ("opt-125m", "vanilla_v1_sync") in named and ("Qwen2.5-0.5B", "vanilla_v1_sync") not in named
+
+
+def test_engines_are_started_again_where_asked():
+    asked = {"draft_tokens": (0, 1, 3, 7), "full_draft_tokens": (3,), "architectures": ("opt-125m", "Qwen2.5-0.5B")}
+    cells = steptime.cells(profile(**asked, again_of=("opt-125m",), full_draft_tokens_of={"Qwen2.5-0.5B": (1, 3)}))
+
+    def engines(model, repeat):
+        chosen = [c for c in cells if (c.engine.model.name, c.engine.repeat) == (model, repeat)]
+        drafts = {c.engine.speculative.num_speculative_tokens if c.engine.speculative else None for c in chosen}
+        return {c.setting for c in chosen}, drafts
+
+    assert engines("opt-125m", 0) == ({"vanilla", "walking"}, {None, 3, 7})
+    assert engines("opt-125m", 1) == ({"vanilla", "walking"}, {None, 3})
+    assert engines("Qwen2.5-0.5B", 0)[1] == {None, 1, 3, 7} and engines("Qwen2.5-0.5B", 1) == (set(), set())
 
 
 def test_a_cell_is_long_enough_and_never_near_the_length_limit():
