@@ -69,8 +69,8 @@ class StepTime(Frozen):
     """The grid of the step-time law: batch sizes x drafted tokens x context, on each architecture."""
 
     architectures: tuple[str, ...] = ()  # shapes as `name` or `name:quantization`; empty: the profile's own model
-    baselines_of: tuple[str, ...] = ()  # those of them that get vanilla on V1, and on V1 synchronous, as well
-    again_of: tuple[str, ...] = ()  # those whose vanilla and `full_draft_tokens` engines are started a second time
+    baselines_of: tuple[str, ...] = ()  # those that get vanilla on V1, on V1 synchronous, and again, as well
+    again_of: tuple[str, ...] = ()  # those whose vanilla and `full_draft_tokens` are started again
     batch_sizes: tuple[int, ...] = (1, 4, 8)
     draft_tokens: tuple[int, ...] = (0, 1, 3, 7)
     full_draft_tokens: tuple[int, ...] = ()  # lengths that get an engine whose FULL graph is captured for just them

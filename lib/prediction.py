@@ -413,7 +413,10 @@ def survey(all_records: Iterable[Record], store: Store) -> Survey:
         if r.cell.setting == "ngram" and r.resolved is not None:
             runners[label] = r.resolved.runner
     pooled, single = (
-        {label: _noise(list(by_repeat.values()), together) for label, by_repeat in arms.items()}
+        {
+            label: stats.noise_floor(list(by_repeat.values()), pooled=together, otherwise=float("nan"))
+            for label, by_repeat in arms.items()
+        }
         for together in (True, False)
     )
     return Survey(rows, tuple(observed), pooled, single, runners, sizes)
@@ -426,14 +429,6 @@ def survey_folder(folder: Path | str) -> Survey:
         raise NoLawError(f"law is {str(folder)!r}, allowed: a folder of records, e.g. figures/data/h200")
     store = Store(path)
     return survey(store.all(), store)
-
-
-def _noise(arms: Sequence[Sequence[Record]], pooled: bool) -> float:
-    """A/A noise floor; NaN without repeats of identical cells."""
-    try:
-        return stats.noise_floor(arms, pooled=pooled)
-    except ValueError:
-        return float("nan")
 
 
 # ---- predictions ----

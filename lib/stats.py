@@ -192,12 +192,12 @@ def acceptance_rate(records: Sequence[Record], *, seed: int = 0) -> Estimate:
     return bootstrap(groups, _ratio_of_sums, seed=seed)
 
 
-def noise_floor(arms: Sequence[Sequence[Record]], *, pooled: bool = False) -> float:
+def noise_floor(arms: Sequence[Sequence[Record]], *, pooled: bool = False, otherwise: float | None = None) -> float:
     """Largest |log ratio| of the throughputs of identical cells in two arms (A/A): what a log speedup must exceed.
 
     Arms of two rounds are not compared, as `speedup` does not either. Per engine cell; `pooled`: per workload and batch
     size over its seeds, the floor for ratios that pool seeds too.
-    Raises ValueError without two arms that share a cell.
+    Without two arms that share a cell it is `otherwise`, or ValueError where that is None.
     """
     logs = []
     for index, tests in enumerate(arms):
@@ -208,9 +208,9 @@ def noise_floor(arms: Sequence[Sequence[Record]], *, pooled: bool = False) -> fl
                 key = (w.name, test.cell.batch_size) if pooled else (w, test.cell.batch_size, test.cell.output_tokens)
                 groups.setdefault(key, []).append((test, base))
             logs += [np.log(_pooled_rate(t for t, _ in g) / _pooled_rate(b for _, b in g)) for g in groups.values()]
-    if not logs:
+    if not logs and otherwise is None:
         raise ValueError("arms holds no pair of identical cells, allowed: at least two repeats of one cell")
-    return float(np.max(np.abs(logs)))
+    return float(np.max(np.abs(logs))) if logs else otherwise
 
 
 def _pooled_rate(records: Iterable[Record]) -> float:

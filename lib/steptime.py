@@ -63,7 +63,8 @@ def cells(p: Profile) -> list[Cell]:
     Each architecture gets vanilla as shipped and a walking drafter with `max(draft_tokens)` speculative
     tokens, even drafts of every length and, for batches above one, uneven ones; `full_draft_tokens` adds
     engines in which even drafts have exactly the length the FULL graph was captured for. Architectures in
-    `baselines_of` get every baseline; those in `again_of` a second start of vanilla and of the added engines.
+    `baselines_of` get every baseline and, to stand beside them, a second start of vanilla; those in `again_of` one of
+    vanilla and of the added engines.
     """
     s = p.step_time
     made: list[Cell] = []
@@ -75,9 +76,9 @@ def cells(p: Profile) -> list[Cell]:
         profile = p.model_copy(
             update={"model": ladder.model_of(p, architecture), "step_time": s.model_copy(update=own)}
         )
-        repeats = range(2 if architecture in s.again_of else 1)
+        again = architecture in s.again_of
         for name in BASELINES if architecture in s.baselines_of else BASELINES[:1]:
-            for repeat in repeats if name == "vanilla" else (0,):
+            for repeat in range(2 if name == "vanilla" and (again or architecture in s.baselines_of) else 1):
                 baseline = ladder.setting(profile, name)[0].model_copy(update={"repeat": repeat})
                 made += _grid(profile, name, baseline, [(None, False)])
         longest = max(*s.draft_tokens, 1)
@@ -88,9 +89,9 @@ def cells(p: Profile) -> list[Cell]:
         made += _grid(profile, "walking", engine, walks)
         for gamma in own["full_draft_tokens"]:
             exact = engine.speculative.model_copy(update={"num_speculative_tokens": gamma})
-            for repeat in (repeats if gamma in s.full_draft_tokens else (0,)) if gamma != longest else ():
-                again = engine.model_copy(update={"speculative": exact, "repeat": repeat})
-                made += _grid(profile, "walking", again, [(gamma, False)])
+            for repeat in range(2 if again and gamma in s.full_draft_tokens else 1) if gamma != longest else ():
+                captured = engine.model_copy(update={"speculative": exact, "repeat": repeat})
+                made += _grid(profile, "walking", captured, [(gamma, False)])
     return made
 
 

@@ -119,6 +119,7 @@ def test_noise_floor_is_the_largest_log_ratio():
     assert stats.noise_floor(arms) == pytest.approx(math.log(1.1))
     with pytest.raises(ValueError, match="two repeats"):
         stats.noise_floor(arms[:1])
+    assert stats.noise_floor(arms[:1], otherwise=0.5) == 0.5
 
 
 @pytest.mark.parametrize(
