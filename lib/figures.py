@@ -417,6 +417,7 @@ def speedup_by_batch(
     single[setting]: batches that are one engine cell, drawn hollow: their interval holds prompts only.
     """
     figure, ax = new(title)
+    names = {}
     for index, (setting, points) in enumerate(curves.items()):
         batches = sorted(points)
         twin = sum(method_of(other) == method_of(setting) for other in list(curves)[:index])
@@ -430,10 +431,11 @@ def speedup_by_batch(
             ax.errorbar(
                 [b], [points[b].value], yerr=error_bars(*points[b][:3]), color=style["color"], capsize=2, linewidth=0.9
             )
+        names[setting] = label_of(setting) + ("", " (dashed)", " (dotted)")[min(twin, 2)]
     ends = [(setting, max(points), points[max(points)].value) for setting, points in curves.items()]
     top = max(e.high if np.isfinite(e.high) else e.value for points in curves.values() for e in points.values())
     for (setting, batch, _), y in zip(ends, apart([v for *_, v in ends], 0.055 * top), strict=True):
-        ax.annotate(label_of(setting), (batch, y), xytext=(8, 0), fontsize=8, textcoords="offset points", va="center",
+        ax.annotate(names[setting], (batch, y), xytext=(8, 0), fontsize=8, textcoords="offset points", va="center",
                     color=colour_of(setting))  # fmt: skip
     ax.axhline(1.0, color="#888888", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
     ax.annotate("no gain", (0.0, 1.0), xycoords=("axes fraction", "data"), xytext=(3, 2), textcoords="offset points",

@@ -29,8 +29,8 @@ LABELS = {
     "suffix_warm": "suffix, memory warm",
     "padded_ngram": "padded ngram",
     "padded_ngram_captured": "padded ngram, larger graphs",
-    "padded_ngram_captured_full": "padded ngram, larger graphs, FULL",
-    "padded_ngram_captured_schedule": "padded ngram, gamma by batch, FULL",
+    "padded_ngram_captured_full": "padded, larger graphs, FULL",
+    "padded_ngram_captured_schedule": "padded, gamma by batch, FULL",
     "padded_suffix": "padded suffix",
     "full": "full configuration",
 }

@@ -77,7 +77,7 @@ def answer() -> str:
     if by_batch := _by_batch(p, held, "padded_ngram"):
         lines.append(f"- By requests in flight, {' / '.join(p.sweep_workloads)}, those filled drafts give {by_batch}; "
                      f"other batches than {batch} are one engine cell each, whose interval holds prompts only.")  # fmt: skip
-    lines += _later_rounds(p, held) + _wide(p, held) + _closed(p) + departures()
+    lines += _later_rounds(p, held) + larger_graphs(p, held) + _wide(p, held) + _closed(p) + departures()
     lines += ["", "| workload | " + " | ".join(figures.label_of(s) for s in by_setting) + " |"]
     lines.append("|---" * (len(by_setting) + 1) + "|")
     for w in p.workloads:
@@ -129,7 +129,7 @@ def _later_rounds(p: params.Profile, held: list[Record]) -> list[str]:
     first, lines = rounds[0] if rounds else [], []
     for number, other in enumerate(rounds[1:], 2):
         if not stats.same_machine(first[0], other[0]):
-            continue
+            continue  # other cores
         pace, spans = [], []
         for w in p.workloads:
             rates = [
@@ -150,6 +150,16 @@ def _later_rounds(p: params.Profile, held: list[Record]) -> list[str]:
             )
     told = "The records do not tell whether a later round was on the same host; what slowed vanilla was not separated."
     return [*lines[:-1], f"{lines[-1]} {told}"] if lines else []
+
+
+def larger_graphs(p: params.Profile, held: list[Record]) -> list[str]:
+    """A line: padded drafts with graphs up to the largest step and FULL for any step, against their own round's vanilla."""
+    name, base = "padded_ngram_captured_full", ladder.named(held, "vanilla")
+    tests = [t for t in ladder.named(held, name) if any(stats.same_round(t, b) for _, b in stats.pair([t], base))]
+    found = _by_batch(p, [*tests, *base], name)
+    return [f"- With graphs captured up to the largest step of drafts and FULL for any step (`max_cudagraph_capture_size`, "
+            f"`cudagraph_mode`), in a later round, {' / '.join(p.sweep_workloads)}: {found}; one engine cell each."
+            ] if found else []  # fmt: skip
 
 
 def _wide(p: params.Profile, held: list[Record]) -> list[str]:
@@ -244,8 +254,9 @@ def break_evens(gamma: int = 7) -> list[str]:
             cells.append(f"{e.tokens.value:.2f}{mark}" if e else "—")
         lines.append(f"| {model} | " + " | ".join(cells) + " |")
     if any(e.tokens.value < 1 for e in points):
-        lines += ["", "Vanilla and drafts run in two engines: a value below 1 tells that vanilla's ran more slowly while it was "
-                  "measured, not that drafts are free."]  # fmt: skip
+        lines += ["", "Vanilla and drafts run in two engines: a value below 1 tells that vanilla as shipped, on runner V2, took "
+                  "longer for a step than the V1 engine with drafts, not that drafts are free (notebook 05 has V1 without "
+                  "speculation beside both)."]  # fmt: skip
     return lines if points else []
 
 
@@ -314,7 +325,7 @@ def upstream() -> str:
                 known = bool(shares and stats.pair(tests, base))
                 columns += [str(stats.speedup(tests, base)), f"{100 * np.mean(shares):.0f} %"] if known else ["—", "—"]
             lines.append(f"| {batch} | {workload} | " + " | ".join(columns) + " |")
-    return "\n".join([*lines, "", *_filled(p, held), *departures()])
+    return "\n".join([*lines, "", *_filled(p, held), *larger_graphs(p, held), *departures()])
 
 
 def _filled(p: params.Profile, held: list[Record]) -> list[str]:

@@ -71,8 +71,10 @@ def same_machine(a: Record, b: Record) -> bool:
 
 
 def same_round(a: Record, b: Record) -> bool:
-    """Whether two records were measured within `ROUND_S` of each other on the same kind of machine."""
-    return same_machine(a, b) and near(a.provenance.measured, b.provenance.measured)
+    """Whether two records were measured within `ROUND_S` of each other on machines that cannot be told apart: the same
+    kind, with as many GPUs."""
+    alike = same_machine(a, b) and a.provenance.num_gpus == b.provenance.num_gpus
+    return alike and near(a.provenance.measured, b.provenance.measured)
 
 
 def near(first: str, second: str) -> bool:

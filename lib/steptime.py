@@ -390,7 +390,7 @@ def departures(rows: Iterable[Row]) -> list[Departure]:
     """
     found = []
     for model, own in by_model(rows).items():
-        full = [r for r in own if r.mode == "FULL" and r.family == "as captured"]
+        full = [r for r in own if r.gamma and r.mode == "FULL" and r.family == "as captured"]
         for even in sorted(full, key=lambda r: (r.input_tokens, r.batch, r.gamma)):
             same = [
                 r for r in own
@@ -476,6 +476,8 @@ def taxes(rows: Sequence[Row], batch: int) -> list[Tax]:
     measured = [(name, row) for name, row in rungs if row is not None]
     if not measured or measured[0][0] != "vanilla":
         return []
+    if len(measured) > 1:  # of several starts of vanilla, the one that the next rung was measured beside
+        measured[0] = ("vanilla", find(rows, setting="vanilla", batch=batch, beside=measured[1][1]))
     plain, before, out = measured[0][1].step_ms, 1.0, []
     for name, row in measured:
         factor = ratio(row, find(rows, setting="vanilla", batch=batch, beside=row))

@@ -232,8 +232,10 @@ def test_a_rung_of_a_later_round_is_held_against_that_rounds_vanilla():
     ]
     taxes = steptime.taxes(rows, 4)
     assert [t.factor.value for t in taxes] == pytest.approx([1.0, 1.1, 1.5])
-    assert [t.added_ms for t in taxes] == pytest.approx([0, 1, 4])  # in ms of the first vanilla
-    assert steptime.taxes(rows[::-1], 4)[0].step.value == 10.0  # the first measured of equals, in whatever order
+    assert [t.added_ms for t in taxes] == pytest.approx([0, 2, 8])  # in ms of the vanilla beside the next rung
+    assert [t.step.value for t in taxes] == [20.0, 22.0, 15.0]
+    # the first measured of equals, in whatever order, where no round is asked for
+    assert steptime.find(rows[::-1], setting="vanilla", batch=4).step_ms == 10.0
 
 
 def test_ratio_carries_both_intervals():
@@ -310,6 +312,7 @@ def test_leaving_the_graph_is_told_within_one_engine():
         row(4, 3, mode="PIECEWISE", step_ms=98.0, uneven=True),
         row(4, 7, mode="PIECEWISE", step_ms=97.0, uneven=True, input_tokens=4000),
         row(8, 7, mode="NONE", step_ms=96.0, uneven=True),
+        row(4, None, setting="vanilla_v1", mode="FULL", step_ms=95.0, num_speculative_tokens=None),
     ]
     (d,) = steptime.departures(rows)
     assert (d.batch, d.gamma, d.ratio, d.saved) == (4, 7, pytest.approx(1.6), pytest.approx(0.375))
