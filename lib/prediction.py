@@ -35,8 +35,8 @@ PAYS, NOT, CLOSE, BEYOND = "pays", "does not pay", "too close to call", "beyond 
 NUM_RESAMPLES = 500
 POOL_FROM = 4_000_000  # tokens to replay from which several processes are started
 MIN_POOLED = 12  # steps behind a point of a law that is fitted to runs with real prompts
-# the laws know the graph modes that vLLM chooses by itself, not those that a cell forces upon every step
-CHOSEN_MODES = (None, "PIECEWISE", "FULL_AND_PIECEWISE")
+# a cell that forces NONE upon every step has none of the regimes that the laws tell apart
+CHOSEN_MODES = (None, "PIECEWISE", "FULL", "FULL_AND_PIECEWISE")
 MEMORY_ON = ", memory on"
 SLACK = 0.05  # by which a step may lie beyond the measured grid's ends and still count as inside
 OUTSIDE = 0.05  # share of decode time outside the measured grid beyond which no verdict is given
@@ -119,29 +119,31 @@ class _Timed(NamedTuple):
 
 
 class Graphs(NamedTuple):
-    """The CUDA graphs of an engine: whether FULL ones are among them, and the tokens of the largest (vLLM's upper default)."""
+    """The CUDA graphs of an engine: whether FULL ones are among them, the tokens of the largest (vLLM's upper default), and
+    whether FULL ones hold steps of any composition and not uniform ones alone."""
 
     full: bool = True
     largest: int = 512
+    any_step: bool = False
 
     @classmethod
     def of_cell(cls, cell: Cell, resolved: Resolved | None) -> Graphs:
         """Those that the engine captured, where its record tells; else those that were asked for."""
         asked = cell.engine.max_cudagraph_capture_size or AS_SHIPPED.largest
-        if resolved is None:
-            return cls(largest=asked)
-        return cls(resolved.cudagraph_mode != "PIECEWISE", max(resolved.cudagraph_capture_sizes, default=asked))
+        mode = cell.engine.cudagraph_mode if resolved is None else resolved.cudagraph_mode
+        sizes = () if resolved is None else resolved.cudagraph_capture_sizes
+        return cls(mode != "PIECEWISE", max(sizes, default=asked), mode == "FULL")
 
 
 AS_SHIPPED = Graphs()
 
 
 def _modes(law: Law, steps: Mapping[str, np.ndarray], tokens: np.ndarray, graphs: Graphs = AS_SHIPPED) -> np.ndarray:
-    """The graph mode of each step: FULL if uniform and captured, else PIECEWISE, NONE beyond the largest graph.
+    """The graph mode of each step: FULL if captured for it, else PIECEWISE, NONE beyond the largest graph.
 
     A mode without a law is replaced by the law's nearest one.
     """
-    wanted = np.where((steps["uniform"] > 0) & graphs.full, "FULL", "PIECEWISE")
+    wanted = np.where((steps["uniform"] > 0) & graphs.full | graphs.any_step, "FULL", "PIECEWISE")
     wanted = np.where(tokens > graphs.largest, "NONE", wanted)
     nearest = {
         "FULL": ("FULL", "PIECEWISE", "NONE"), "PIECEWISE": ("PIECEWISE", "NONE", "FULL"),

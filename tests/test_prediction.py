@@ -168,6 +168,22 @@ def test_graphs_are_those_that_were_captured():
     assert prediction.Graphs.of_cell(cell, small) == prediction.Graphs(full=False, largest=16)
     asked = cell.model_copy(update={"engine": cell.engine.model_copy(update={"max_cudagraph_capture_size": 2048})})
     assert prediction.Graphs.of_cell(asked, known).largest == 2048
+    forced = cell.model_copy(update={"engine": cell.engine.model_copy(update={"cudagraph_mode": "FULL"})})
+    assert prediction.Graphs.of_cell(forced, None) == prediction.Graphs(any_step=True)
+    assert prediction.Graphs.of_cell(cell, known.model_copy(update={"cudagraph_mode": "FULL"})).any_step
+
+
+def test_a_full_graph_of_any_step_holds_uneven_drafts_up_to_its_size(costs):
+    steps = {"uniform": np.array([1, 0, 0])}
+    tokens = np.array([100.0, 100.0, 600.0])
+    law = steptime.Law(
+        model="m", hardware="h", setting="walking",
+        regimes=tuple(costs.drafter.regimes[0].model_copy(update={"mode": m}) for m in ("FULL", "PIECEWISE", "NONE")),
+    )  # fmt: skip
+    shipped, forced = (
+        prediction._modes(law, steps, tokens, g) for g in (prediction.AS_SHIPPED, prediction.Graphs(any_step=True))
+    )
+    assert list(shipped) == ["FULL", "PIECEWISE", "NONE"] and list(forced) == ["FULL", "FULL", "NONE"]
 
 
 def test_memory_is_another_drafter_and_costs_as_much_if_unmeasured():
