@@ -1,7 +1,7 @@
 """Which setting to switch on: the answer for one's own requests, and the flags to paste.
 
-`answer` predicts every candidate setting on a request log (`lib.prediction`) and judges it; `paste`,
-`schedule` and `schedule_advice` put the winner into vLLM's own terms. `main` is `python -m lib recommend`.
+`answer` predicts every candidate setting on a request log (`lib.prediction`) and judges it; `paste`, `schedule`,
+`schedule_advice` and `graph_advice` put the winner into vLLM's own terms. `main` is `python -m lib recommend`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from lib import drafters, models, params, records, requestlog, steptime
 from lib.cells import Model, Speculative
-from lib.prediction import NOT, PAYS, Costs, Prediction, rank, survey_folder
+from lib.prediction import AS_SHIPPED, NOT, PAYS, Costs, Prediction, rank, survey_folder
 from lib.stats import Estimate
 from lib.steptime import Law
 
@@ -153,6 +153,21 @@ def schedule_advice(prediction: Prediction, costs: Costs) -> str:
     return f'The draft length should follow the batch: add "{name}": {text} to speculative_config.{tail}'
 
 
+def graph_advice(prediction: Prediction, costs: Costs) -> str:
+    """A sentence where a full batch of drafts outgrows the largest CUDA graph as shipped; else empty."""
+    s = prediction.speculative
+    if s is None or not s.drafter or not {"FULL", "PIECEWISE"} & set(costs.drafter.modes):
+        return ""
+    verified = prediction.batch_size * (1 + s.num_speculative_tokens)
+    if verified <= AS_SHIPPED.largest:
+        return ""
+    return (
+        f"A full batch of {prediction.setting} verifies {verified:,} tokens a step, more than the largest CUDA graph as shipped "
+        f"({AS_SHIPPED.largest}), so it was predicted without graphs: max_cudagraph_capture_size={verified} and "
+        'compilation_config={"cudagraph_mode": "FULL"} keep it in one (measured in notebook 04 on one small model).'
+    )
+
+
 # ---- the answer for one log ----
 
 
@@ -202,15 +217,21 @@ class Answer:
             for row in (head, *rows)
         )
 
-    def sentence(self, batch_size: int) -> str:
-        """The answer at one batch size."""
+    def hope(self, batch_size: int) -> Prediction | None:
+        """The drafting setting that pays, or might at one batch size; None where none does."""
         chosen = best(self.predictions, batch_size)
         rest = [p for p in self.predictions if p.batch_size == batch_size and p.speculative is not None]
         if chosen.speculative is not None:
-            return f"Batch {batch_size}: {chosen.setting} pays, {_interval(chosen.speedup)} times vanilla."
-        if rest and all(p.verdict == NOT for p in rest):
+            return chosen
+        return None if all(p.verdict == NOT for p in rest) else max(rest, key=lambda p: p.speedup.value)
+
+    def sentence(self, batch_size: int) -> str:
+        """The answer at one batch size."""
+        hope = self.hope(batch_size)
+        if hope is None:
             return f"Batch {batch_size}: leave speculation off; no setting pays."
-        hope = max(rest, key=lambda p: p.speedup.value)
+        if hope is best(self.predictions, batch_size):
+            return f"Batch {batch_size}: {hope.setting} pays, {_interval(hope.speedup)} times vanilla."
         return (
             f"Batch {batch_size}: nothing surely pays, leave speculation off. Worth a measurement: {hope.setting}, "
             f"{_interval(hope.speedup)} times vanilla, {hope.verdict}."
@@ -239,6 +260,7 @@ class Answer:
             answers[str(batch)] = {
                 "setting": chosen.setting, "llm": call, "serve": command,
                 "schedule": schedule(chosen, self.costs), "advice": schedule_advice(chosen, self.costs),
+                "graphs": graph_advice(self.hope(batch) or chosen, self.costs),
             }  # fmt: skip
         return {
             "requests": self.num_requests, "output_tokens": self.num_tokens,
@@ -472,7 +494,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for batch in found.batch_sizes:
         chosen = best(found.predictions, batch)
         call, command = paste(chosen, model)
-        print(f"{found.sentence(batch)}\n\n{call}\n\n{command}\n\n{schedule_advice(chosen, found.costs)}\n")
+        graphs = graph_advice(found.hope(batch) or chosen, found.costs)
+        advice = filter(None, (schedule_advice(chosen, found.costs), graphs))
+        print(f"{found.sentence(batch)}\n\n{call}\n\n{command}\n\n{' '.join(advice)}\n")
     print(f"figure: {target}")
     return 0
 

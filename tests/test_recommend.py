@@ -81,6 +81,25 @@ def test_schedule_advice_names_what_vllm_refuses():
     assert "no schedule is needed" in recommend.schedule_advice(prediction, hand_made((20.0, 0.0), (20.0, 0.0)))
 
 
+def test_larger_graphs_are_advised_where_a_full_batch_outgrows_those_as_shipped():
+    streams = [replay.stream([7, 8, 9, 7, 8], [9, 7, 8] * 20 + [i] * 3) for i in range(8)]
+    costs, padded = falling(), recommend.candidates((7,))["padded_ngram_g7"]
+    graphs = [r.model_copy(update={"mode": m}) for r in costs.drafter.regimes for m in ("FULL", "NONE")]
+    on_gpu = recommend.replace(costs, drafter=costs.drafter.model_copy(update={"regimes": tuple(graphs)}))
+
+    def advice(batch, speculative, costs=on_gpu):
+        asked = rank_one(falling(), streams, 8)["ngram"]
+        return recommend.graph_advice(recommend.replace(asked, batch_size=batch, speculative=speculative), costs)
+
+    assert advice(64, padded) == ""  # 64 x 8 tokens are the largest graph
+    assert "of ngram verifies 520 tokens" in advice(65, padded) and "max_cudagraph_capture_size=520" in advice(
+        65, padded
+    )
+    assert advice(65, None) == advice(65, Speculative(method="suffix", num_speculative_tokens=8)) == ""
+    eager = costs.drafter.model_copy(update={"regimes": tuple(graphs[1:2])})
+    assert advice(65, padded, recommend.replace(costs, drafter=eager)) == ""
+
+
 # ---- errors and the command line ----
 
 
