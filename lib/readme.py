@@ -154,12 +154,15 @@ def _later_rounds(p: params.Profile, held: list[Record]) -> list[str]:
 
 def larger_graphs(p: params.Profile, held: list[Record]) -> list[str]:
     """A line: padded drafts with graphs up to the largest step and FULL for any step, against their own round's vanilla."""
-    name, base = "padded_ngram_captured_full", ladder.named(held, "vanilla")
-    tests = [t for t in ladder.named(held, name) if any(stats.same_round(t, b) for _, b in stats.pair([t], base))]
-    found = _by_batch(p, [*tests, *base], name)
+    base = ladder.named(held, "vanilla")
+    tests = stats.beside(ladder.named(held, "padded_ngram_captured_full"), base)
+    if not tests:
+        return []
+    number = stats.round_of(tests[0], stats.rounds(base)) + 1
+    found = _by_batch(p, [*tests, *base], tests[0].cell.setting)
     return [f"- With graphs captured up to the largest step of drafts and FULL for any step (`max_cudagraph_capture_size`, "
-            f"`cudagraph_mode`), in a later round, {' / '.join(p.sweep_workloads)}: {found}; one engine cell each."
-            ] if found else []  # fmt: skip
+            f"`cudagraph_mode`), round {number}, {' / '.join(p.sweep_workloads)}: {found}; one engine cell each, whose "
+            f"interval holds prompts only."]  # fmt: skip
 
 
 def _wide(p: params.Profile, held: list[Record]) -> list[str]:
@@ -168,14 +171,22 @@ def _wide(p: params.Profile, held: list[Record]) -> list[str]:
     for batch, names in p.wide.items():
         for name in names:
             at = {"batch_size": batch}
-            tests, bases = (ladder.named(held, s, **at) for s in (name, "vanilla"))
+            tests, bases = ladder.named(held, name, **at), ladder.named(held, "vanilla")
             by_workload = {w: [t for t in tests if t.cell.workload.name == w] for w in p.workloads}
             found = {w: stats.speedup(t, bases) for w, t in by_workload.items() if stats.pair(t, bases)}
             if name != "vanilla" and found:
                 lines.append(f"- **{batch} requests**, {figures.label_of(name)} ({p.captured_gamma_schedule}): "
                              f"{_span(found)}, {stats.speedup(tests, bases)} over all {len(found)} workloads "
-                             f"({len(tests)} engine cells).")  # fmt: skip
+                             f"({len(tests)} engine cells of round {stats.round_of(tests[0], stats.rounds(bases)) + 1}"
+                             f"{_order(tests, bases)}).")  # fmt: skip
     return lines
+
+
+def _order(tests: list[Record], bases: list[Record]) -> str:
+    """That all of a round's vanilla at a batch size was measured before the tests, where it was."""
+    own = [b for b in bases if stats.same_round(b, tests[0]) and b.cell.batch_size == tests[0].cell.batch_size]
+    apart = max(b.provenance.measured for b in own) < min(t.provenance.measured for t in tests)
+    return ", all after vanilla's" if apart else ""
 
 
 def _hours(first: Record, later: Record) -> int:
@@ -232,7 +243,8 @@ def departures() -> list[str]:
     """One line: what leaving the FULL graph multiplies a step by, model by model; none without such records."""
     by_model: dict[str, list[float]] = {}
     for d in steptime.departures(_rows()):
-        by_model.setdefault(d.model, []).append(d.ratio)
+        if d.one_round:
+            by_model.setdefault(d.model, []).append(d.ratio)
     if not by_model:
         return []
     text = ", ".join(f"{model} {min(x):.2f} to {max(x):.2f}" for model, x in by_model.items())

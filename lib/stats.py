@@ -111,6 +111,11 @@ def _arms(test: Record, bases: Sequence[Record]) -> list[Record]:
     return [b for b in found if b.cell.engine.repeat == repeat] or found if repeat else found
 
 
+def beside(tests: Iterable[Record], bases: Sequence[Record]) -> list[Record]:
+    """The tests whose prompts a base of their own round answered too."""
+    return [t for t in tests if any(same_round(t, b) for b in _arms(t, bases))]
+
+
 def pair(tests: Sequence[Record], bases: Sequence[Record]) -> list[tuple[Record, Record]]:
     """(test, base) records of the same prompts, batch and output rule: the base's first repeat, a repeat's own."""
     return [(t, min(arms, key=lambda b: b.cell.engine.repeat)) for t in tests if (arms := _arms(t, bases))]

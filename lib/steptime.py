@@ -16,6 +16,7 @@ With V = B (1 + gamma), a drafter pays if its tokens per step exceed `break_even
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -164,6 +165,7 @@ class Row(Frozen):
     graphs: bool = True  # whether the engine has CUDA graphs at all
     parameters_b: float | None = None  # billions
     measured: str = ""  # when, UTC; empty if unknown
+    host: str = ""  # processor, cores and number of GPUs of the machine; empty if unknown
 
     @property
     def family(self) -> str:
@@ -187,6 +189,11 @@ def hardware_of(record: Record) -> str:
     """The GPU, or the CPU with its number of cores."""
     where = record.provenance
     return where.gpu or f"{where.cpu or 'CPU'} ({where.num_cpus} cores)"
+
+
+def _host_of(record: Record) -> str:
+    where = record.provenance
+    return f"{where.cpu}, {where.num_cpus} cores, {where.num_gpus} GPUs"
 
 
 def parameters_b(record: Record) -> float | None:
@@ -237,7 +244,7 @@ def rows(record: Record, trace: Trace) -> list[Row]:
                 step_ms=middle, low_ms=low, high_ms=high, num_steps=len(at), gamma=cell.draft_tokens,
                 uneven=cell.uneven, parameters_b=parameters_b(record),
                 num_speculative_tokens=speculative.num_speculative_tokens if speculative else None,
-                graphs=not eager, measured=record.provenance.measured,
+                graphs=not eager, measured=record.provenance.measured, host=_host_of(record),
             )
         )  # fmt: skip
     return found
@@ -328,7 +335,7 @@ def break_evens(rows: Iterable[Row]) -> list[BreakEven]:
     those whose two medians are of one round are merged, the median of them with an interval that holds theirs.
     """
     rows = list(rows)
-    found: dict[tuple, dict[str, BreakEven]] = {}
+    found: dict[tuple, list[tuple[Row, BreakEven]]] = {}
     for model, own in by_model(rows).items():
         for test in own:
             base = find(own, setting="vanilla", batch=test.batch, beside=test)
@@ -337,14 +344,14 @@ def break_evens(rows: Iterable[Row]) -> list[BreakEven]:
                 even = BreakEven(
                     model, test.parameters_b, *key[1:], test.mode, ratio(test, base), _one_round(test, base)
                 )
-                rounds = found.setdefault(key, {})
-                # rows of one engine differ in graph mode; those of another start were measured at another time
-                where = (
-                    next((at for at in rounds if stats.near(at, test.measured)), test.measured) if test.measured else ""
-                )
-                if where not in rounds or test.num_steps > rounds[where].tokens.n:
-                    rounds[where] = even
-    merged = [_one_break_even(list(rounds.values())) for rounds in found.values()]
+                rounds = found.setdefault(key, [])
+                # rows of one round differ in graph mode or engine: the one with the most steps counts
+                same = next((i for i, (other, _) in enumerate(rounds) if _one_round(other, test)), None)
+                if same is None:
+                    rounds.append((test, even))
+                elif test.num_steps > rounds[same][0].num_steps:
+                    rounds[same] = (test, even)
+    merged = [_one_break_even([even for _, even in rounds]) for rounds in found.values()]
     return sorted(merged, key=lambda e: (e.parameters_b or 0.0, *e[2:5]))
 
 
@@ -359,7 +366,9 @@ def _one_break_even(rounds: Sequence[BreakEven]) -> BreakEven:
 
 
 def _one_round(a: Row, b: Row) -> bool:
-    return not (a.measured and b.measured) or stats.near(a.measured, b.measured)
+    """As `stats.same_round`; what is not known does not tell two rows apart."""
+    told = a.host and b.host and a.host != b.host
+    return not told and (not (a.measured and b.measured) or stats.near(a.measured, b.measured))
 
 
 class Departure(NamedTuple):
@@ -371,6 +380,7 @@ class Departure(NamedTuple):
     gamma: int
     full: Row  # even drafts, as captured
     piecewise: Row  # every second request drafts one token less
+    one_round: bool  # whether both were measured in one round, so by one start of the engine
 
     @property
     def ratio(self) -> float:
@@ -397,7 +407,9 @@ def departures(rows: Iterable[Row]) -> list[Departure]:
                 if r.uneven and r.mode == "PIECEWISE" and (r.batch, r.gamma, r.num_speculative_tokens, r.input_tokens)
                 == (even.batch, even.gamma, even.num_speculative_tokens, even.input_tokens)
             ]  # fmt: skip
-            found += [Departure(model, even.parameters_b, even.batch, even.gamma, even, r) for r in same]
+            found += [
+                Departure(model, even.parameters_b, even.batch, even.gamma, even, r, _one_round(even, r)) for r in same
+            ]
     return sorted(found, key=lambda d: d.parameters_b or 0.0)
 
 
@@ -406,8 +418,7 @@ class Leverage(NamedTuple):
 
     family: str
     factor: str
-    lowest: str
-    highest: str
+    spans: tuple[tuple[str, str, int], ...]  # (lowest level, highest level, comparisons), the most frequent first
     ratio: float  # break-even at the highest level over the lowest, median over the comparisons
     smallest: float
     largest: float
@@ -415,10 +426,11 @@ class Leverage(NamedTuple):
     strength: float  # how far the factor moves it, up or down: every ratio turned to at least 1, their median
 
 
-def _leverage(family: str, factor: str, lowest: str, highest: str, ratios: Sequence[float]) -> Leverage:
+def _leverage(family: str, factor: str, spans: Sequence[tuple[str, str]], ratios: Sequence[float]) -> Leverage:
     strength = float(np.exp(np.median(np.abs(np.log(ratios)))))
     spread = (float(np.median(ratios)), min(ratios), max(ratios), len(ratios))
-    return Leverage(family, factor, lowest, highest, *spread, strength)
+    counted = tuple((*ends, n) for ends, n in Counter(spans).most_common())
+    return Leverage(family, factor, counted, *spread, strength)
 
 
 _FACTORS: dict[str, tuple[Callable, Callable, Callable]] = {  # level, what is held fixed, label of the level
@@ -436,7 +448,7 @@ def _moved(points: Sequence[BreakEven], factor: str, family: str) -> Leverage | 
         alike.setdefault(others(e), []).append(e)
     ends = [(same[0], same[-1]) for same in alike.values() if level(same[0]) != level(same[-1])]
     ratios = [high.tokens.value / low.tokens.value for low, high in ends]
-    return _leverage(family, factor, label(known[0]), label(known[-1]), ratios) if ratios else None
+    return _leverage(family, factor, [(label(low), label(high)) for low, high in ends], ratios) if ratios else None
 
 
 def leverage(points: Sequence[BreakEven], left: Sequence[Departure] = ()) -> list[Leverage]:
@@ -452,8 +464,8 @@ def leverage(points: Sequence[BreakEven], left: Sequence[Departure] = ()) -> lis
         own = [e for e in points if e.family == family and (family != "as captured" or e.mode in ("FULL", UNTOLD))]
         moved = [_moved(own, factor, family) for factor in _FACTORS]
         found += sorted((x for x in moved if x is not None), key=lambda x: -x.strength)
-    if ratios := [d.ratio for d in left]:
-        found.append(_leverage("all", "leaving the FULL graph", "FULL", "PIECEWISE", ratios))
+    if ratios := [d.ratio for d in left if d.one_round]:
+        found.append(_leverage("all", "leaving the FULL graph", [("FULL", "PIECEWISE")] * len(ratios), ratios))
     return found
 
 
@@ -464,6 +476,7 @@ class Tax(NamedTuple):
     step: Estimate  # ms
     added_ms: float  # over the rung before, by their factors: the two may be of different rounds
     factor: Estimate  # over vanilla as shipped, of its own round where that was measured
+    one_round: bool  # whether it was measured in the round of the vanilla that stands first
 
 
 def taxes(rows: Sequence[Row], batch: int) -> list[Tax]:
@@ -481,7 +494,8 @@ def taxes(rows: Sequence[Row], batch: int) -> list[Tax]:
     plain, before, out = measured[0][1].step_ms, 1.0, []
     for name, row in measured:
         factor = ratio(row, find(rows, setting="vanilla", batch=batch, beside=row))
-        out.append(Tax(name, row.estimate, (factor.value - before) * plain, factor))
+        together = _one_round(row, measured[0][1])
+        out.append(Tax(name, row.estimate, (factor.value - before) * plain, factor, together))
         before = factor.value
     return out
 

@@ -60,6 +60,9 @@ def test_a_length_by_batch_keeps_every_step_in_a_full_graph():
     fixed = ladder.setting(p, "padded_ngram_captured_full")[0]
     assert fixed == scheduled.model_copy(update={"speculative": padded.speculative})
     assert fixed.llm_arguments("")["compilation_config"] == {"cudagraph_mode": "FULL"}
+    unfilled = ladder.setting(p, "plain_ngram_captured_full")[0]
+    plain = ladder.setting(p, "plain_ngram")[0].speculative
+    assert unfilled == fixed.model_copy(update={"speculative": plain})
     assert ladder.setting(params.load("cpu"), "padded_ngram_captured_schedule")[0].cudagraph_mode is None
 
 

@@ -66,6 +66,7 @@ def test_a_round_is_compared_with_its_own_vanilla():
     assert stats.speedup([test], bases).value == pytest.approx(3.0) and stats.pair([test], bases) == [(test, bases[1])]
     # a round without a vanilla of its own falls back on what there is; arms of two rounds make no noise floor
     assert stats.speedup([test], bases[:1]).value == pytest.approx(2.0)
+    assert stats.beside([test], bases) == [test] and stats.beside([test], bases[:1]) == []
     with pytest.raises(ValueError, match="identical cells"):
         stats.noise_floor([bases[:1], bases[1:]])
     # another number of GPUs is another machine of the same kind, so another round

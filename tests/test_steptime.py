@@ -234,6 +234,7 @@ def test_a_rung_of_a_later_round_is_held_against_that_rounds_vanilla():
     assert [t.factor.value for t in taxes] == pytest.approx([1.0, 1.1, 1.5])
     assert [t.added_ms for t in taxes] == pytest.approx([0, 2, 8])  # in ms of the vanilla beside the next rung
     assert [t.step.value for t in taxes] == [20.0, 22.0, 15.0]
+    assert [t.one_round for t in taxes] == [True, True, False]
     # the first measured of equals, in whatever order, where no round is asked for
     assert steptime.find(rows[::-1], setting="vanilla", batch=4).step_ms == 10.0
 
@@ -291,7 +292,7 @@ def test_leverage_by_hand():
     low, high = found["draft length"].smallest, found["draft length"].largest
     assert (low, high) == pytest.approx((14.25 / 11.25, 44 / 20))
     batch = found["batch size"]
-    assert (batch.family, batch.lowest, batch.highest, batch.n) == ("no graphs", "1", "8", 3)
+    assert (batch.family, batch.spans, batch.n) == ("no graphs", (("1", "8", 3),), 3)
     assert batch.strength == batch.ratio > 1
 
 
@@ -301,7 +302,7 @@ def test_leverage_of_size():
     large = [r.model_copy(update={"model": "l", "parameters_b": 70.0}) for r in (*vanilla(), *captured)]
     found = {(x.family, x.factor): x for x in steptime.leverage(steptime.break_evens(small + large))}
     size = found["as captured", "model size"]
-    assert (size.ratio, size.lowest, size.highest, size.n) == (pytest.approx(1.0), "s", "l", 3)
+    assert (size.ratio, size.spans, size.n) == (pytest.approx(1.0), (("s", "l", 3),), 3)
 
 
 def test_leaving_the_graph_is_told_within_one_engine():
@@ -315,6 +316,11 @@ def test_leaving_the_graph_is_told_within_one_engine():
         row(4, None, setting="vanilla_v1", mode="FULL", step_ms=95.0, num_speculative_tokens=None),
     ]
     (d,) = steptime.departures(rows)
+    elsewhere = [
+        r.model_copy(update={"host": "another"}) if r.uneven else r.model_copy(update={"host": "one"}) for r in rows
+    ]
+    (apart,) = steptime.departures(elsewhere)
+    assert d.one_round and not apart.one_round and steptime.leverage([], [apart]) == []
     assert (d.batch, d.gamma, d.ratio, d.saved) == (4, 7, pytest.approx(1.6), pytest.approx(0.375))
     (moved,) = steptime.leverage([], [d])
     assert (moved.factor, moved.ratio, moved.n) == ("leaving the FULL graph", pytest.approx(1.6), 1)
