@@ -74,9 +74,7 @@ class StepTime(Frozen):
     batch_sizes: tuple[int, ...] = (1, 4, 8)
     draft_tokens: tuple[int, ...] = (0, 1, 3, 7)
     full_draft_tokens: tuple[int, ...] = ()  # lengths that get an engine whose FULL graph is captured for just them
-    full_draft_tokens_of: dict[str, tuple[int, ...]] = Field(
-        default_factory=dict
-    )  # other ones for single architectures
+    full_draft_tokens_of: dict[str, tuple[int, ...]] = Field(default_factory=dict)  # others for single architectures
     contexts: tuple[int, ...] = (128,)
     contexts_of: dict[str, tuple[int, ...]] = Field(default_factory=dict)  # other contexts for single architectures
     num_steps: int = Field(default=16, ge=3)
