@@ -759,21 +759,33 @@ def best_gamma(
 ) -> Choice:  # fmt: skip
     """The draft length with the largest expected speedup at `batch`; 0 if none beats vanilla.
 
+    Lengths outside the drafter's measured grid are not considered. The arguments are those of `expected_speedups`.
+    """
+    options = {"mode": mode, "vanilla_mode": vanilla_mode, "coverage": coverage}
+    found = expected_speedups(law_vanilla, law_drafter, batch, acceptance, **options)
+    best = max(found, key=found.get, default=0)
+    return Choice(best, found[best]) if best and found[best] > 1 else Choice(0, 1.0)
+
+
+def expected_speedups(
+    law_vanilla: Law, law_drafter: Law, batch: float, acceptance: Sequence[float], *, mode: str | None = None,
+    vanilla_mode: str | None = None, coverage: float = 1.0, extrapolate: bool = False,
+) -> dict[int, float]:  # fmt: skip
+    """tau / R by draft length at a constant batch; lengths outside the drafter's grid only if `extrapolate`.
+
     acceptance[i]: share of drafts accepted up to position i + 1 (`metrics.acceptance_per_position`), so
     that a draft of gamma tokens emits 1 + their sum; `coverage`: share of request-steps with a draft, which
-    also scales V. Lengths outside the drafter's measured grid are not considered.
+    also scales V.
     """
-    base = law_vanilla.predict(batch, batch, mode=vanilla_mode)
-    best = Choice(0, 1.0)
+    base, found = law_vanilla.predict(batch, batch, mode=vanilla_mode), {}
     for gamma in range(1, len(acceptance) + 1):
+        verified = batch * (1 + coverage * gamma)
         try:
-            step = law_drafter.predict(batch, batch * (1 + coverage * gamma), mode=mode)
+            step = law_drafter.predict(batch, verified, mode=mode, extrapolate=extrapolate)
         except ExtrapolationError:
             continue
-        speedup = (1 + coverage * float(np.sum(acceptance[:gamma]))) * base / step
-        if speedup > best.speedup:
-            best = Choice(gamma, float(speedup))
-    return best
+        found[gamma] = float((1 + coverage * float(np.sum(acceptance[:gamma]))) * base / step)
+    return found
 
 
 # ---------------------------------------------------------------- does speedup = tau / R hold?

@@ -204,6 +204,16 @@ def test_best_gamma_counts_coverage_in_both_terms():
     assert half.speedup == pytest.approx((1 + 0.45) * 13 / (10 + 0.5 * 6 + 1))
 
 
+def test_speedups_by_length_stay_in_the_grid_unless_told():
+    a, b = steptime.fit(vanilla()), steptime.fit(grid())
+    inside = steptime.expected_speedups(a, b, 4, [0.9] * 9)
+    every = steptime.expected_speedups(a, b, 4, [0.9] * 9, extrapolate=True)
+    assert set(inside) < set(every) == set(range(1, 10)) and inside.items() <= every.items()
+    # vanilla's step is 13 ms, a step with 3 drafts 19 ms
+    assert inside[3] == pytest.approx((1 + 3 * 0.9) * 13 / 19)
+    assert steptime.best_gamma(a, b, 4, [0.9] * 9) == (max(inside, key=inside.get), max(inside.values()))
+
+
 # ---- the ladder
 
 
