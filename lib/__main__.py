@@ -104,7 +104,10 @@ def reproduce(options: argparse.Namespace) -> int:
 def _save(path: Path, executed) -> None:
     """Take over the outputs of a run into the notebook itself; the injected parameters stay out."""
     import nbformat
+    from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 
+    # where a kernel's printed text is cut into pieces is chance
+    executed, _ = CoalesceStreamsPreprocessor(enabled=True).preprocess(executed, {})
     tidy(executed)
     executed.cells = [c for c in executed.cells if "injected-parameters" not in c.metadata.get("tags", [])]
     count = 0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import nbformat
 
+from lib import __main__ as main
 from lib import ladder
 from lib.records import Store, data_folder
 
@@ -42,3 +43,21 @@ def test_a_changed_record_fails_in_its_cell(tmp_path):
     code = [c.source for c in nbformat.read(ROOT / NOTEBOOK, 4).cells if c.cell_type == "code"]
     tells = [number for number, source in enumerate(code) if "stats.throughput(" in source]
     assert failed_cells(tmp_path)[0] == tells[0]
+
+
+def test_saved_outputs_do_not_tell_how_a_run_went(tmp_path):
+    """The same text printed in pieces, on stderr, with papermill's traces: saved as one text, and nothing else."""
+    v4 = nbformat.v4
+    pieces = [v4.new_output("stream", name=name, text=text) for name, text in (("stdout", "a\n"), ("stdout", "b\n"))]
+    warned = v4.new_output("stream", name="stderr", text="a warning\n")
+    cells = [
+        v4.new_code_cell("profile = 'cpu'", metadata={"tags": ["injected-parameters"]}),
+        v4.new_code_cell(
+            "print()", outputs=[*pieces, warned], execution_count=7, metadata={"papermill": {"duration": 1.0}}
+        ),
+    ]
+    saved = tmp_path / "saved.ipynb"
+    main._save(saved, v4.new_notebook(cells=cells, metadata={"papermill": {"version": "0"}}))
+    (cell,) = nbformat.read(saved, as_version=4).cells
+    assert [(o.name, o.text) for o in cell.outputs] == [("stdout", "a\nb\n")]
+    assert cell.execution_count == 1 and "papermill" not in cell.metadata
