@@ -86,6 +86,11 @@ def model_of(p: Profile, architecture: str) -> Model:
     return Model(source="shape", name=name, quantization=quantization or None)
 
 
+def capture_size(batch_size: int, gamma: int) -> int:
+    """Tokens of the CUDA graph that holds a full batch of drafts: above 256, vLLM captures multiples of 16."""
+    return -(-batch_size * (1 + gamma) // 16) * 16
+
+
 def setting(p: Profile, name: str) -> tuple[Engine, str | None]:
     """The engine and the suffix-memory arm of a setting.
 
@@ -106,7 +111,7 @@ def setting(p: Profile, name: str) -> tuple[Engine, str | None]:
         # copy-by-validation, so that impossible pairs are refused here and not by the engine
         return Engine.model_validate(base.model_dump() | {"speculative": speculative} | changes), memory
 
-    captured = {"max_cudagraph_capture_size": None if base.enforce_eager else base.max_num_seqs * (1 + gamma)}
+    captured = {"max_cudagraph_capture_size": None if base.enforce_eager else capture_size(base.max_num_seqs, gamma)}
     any_step = {"cudagraph_mode": None if base.enforce_eager else "FULL"}
     modes = {"none": "NONE", "piecewise": "PIECEWISE", "full": "FULL", "full_and_piecewise": "FULL_AND_PIECEWISE"}
     fixed: dict[str, Callable[[], tuple[Engine, str | None]]] = {

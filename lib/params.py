@@ -163,12 +163,19 @@ class Profile(Frozen):
             )
         known = [*dict.fromkeys((self.model.name, *held, *shapes.SHAPES))]
         asked = {f"{field}.architectures": getattr(self, field).architectures for field in ("step_time", "synthetic")}
-        for field in ("baselines_of", "again_of", "contexts_of", "full_draft_tokens_of"):
+        for field in ("contexts_of", "full_draft_tokens_of"):
             asked[f"step_time.{field}"] = getattr(self.step_time, field)
         for field, architectures in asked.items():
             for architecture in architectures:
                 if (name := architecture.partition(":")[0]) not in known:
                     raise ValueError(f"{field} holds {name!r}{_nearest(name, known)}, allowed: {', '.join(known)}")
+        measured = self.step_time.architectures or (self.model.name,)
+        for field in ("baselines_of", "again_of"):
+            for name in getattr(self.step_time, field):
+                if name not in measured:
+                    raise ValueError(
+                        f"step_time.{field} holds {name!r}{_nearest(name, measured)}, allowed: {', '.join(measured)}"
+                    )
         return self
 
     @model_validator(mode="after")

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lib import drafters, models, params, records, requestlog, steptime
+from lib import drafters, ladder, models, params, records, requestlog, steptime
 from lib.cells import Model, Speculative
 from lib.prediction import AS_SHIPPED, NOT, PAYS, Costs, Prediction, rank, survey_folder
 from lib.stats import Estimate
@@ -161,10 +161,11 @@ def graph_advice(prediction: Prediction, costs: Costs) -> str:
     verified = prediction.batch_size * (1 + s.num_speculative_tokens)
     if verified <= AS_SHIPPED.largest:
         return ""
+    size = ladder.capture_size(prediction.batch_size, s.num_speculative_tokens)
     return (
         f"A full batch of {prediction.setting} verifies {verified:,} tokens a step, more than the largest CUDA graph as shipped "
-        f"({AS_SHIPPED.largest}), so it was predicted without graphs: max_cudagraph_capture_size={verified} and "
-        'compilation_config={"cudagraph_mode": "FULL"} keep it in one (measured in notebook 04 on one small model).'
+        f"({AS_SHIPPED.largest}), so it was predicted without graphs: max_cudagraph_capture_size={size} and "
+        'compilation_config={"cudagraph_mode": "FULL"} keep it in one with FlashAttention 3 (measured in notebook 04 on one small model).'
     )
 
 

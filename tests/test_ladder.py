@@ -50,6 +50,10 @@ def test_larger_graphs_hold_the_largest_step_of_drafts():
     assert ladder.setting(params.load("cpu"), "padded_ngram_captured")[0].enforce_eager  # no graphs, nothing asked
 
 
+def test_the_graph_of_a_full_batch_is_of_a_size_that_is_captured():
+    assert [ladder.capture_size(batch, 7) for batch in (64, 65, 66, 256)] == [512, 528, 528, 2048]
+
+
 def test_a_length_by_batch_keeps_every_step_in_a_full_graph():
     p = params.load("h200")
     padded, scheduled = (ladder.setting(p, name)[0] for name in ("padded_ngram", "padded_ngram_captured_schedule"))
