@@ -165,7 +165,8 @@ def graph_advice(prediction: Prediction, costs: Costs) -> str:
     return (
         f"A full batch of {prediction.setting} verifies {verified:,} tokens a step, more than the largest CUDA graph as shipped "
         f"({AS_SHIPPED.largest}), so it was predicted without graphs: max_cudagraph_capture_size={size} and "
-        'compilation_config={"cudagraph_mode": "FULL"} keep it in one with FlashAttention 3 (measured in notebook 04 on one small model).'
+        'compilation_config={"cudagraph_mode": "FULL"} keep it in one with FlashAttention 3 (measured in notebook 04 on '
+        "one small model)."
     )
 
 
