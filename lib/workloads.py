@@ -9,9 +9,12 @@ Forms: `raw` is plain text without a chat template (the study's way); `chat` goe
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -71,29 +74,41 @@ def _render(messages: list[dict], form: str, tokenizer: Tokenizer) -> list[int]:
     return list(tokenizer.encode(text))
 
 
-def _fill(draw_line: Callable[[], str], render: Callable[[list[str]], list[int]], target: int) -> list[str]:
-    """Lines drawn one by one until the rendered prompt has at least `target` tokens."""
+def _counter(tokenizer: Tokenizer) -> Callable[[str], int]:
+    """Tokens of a further line, never too few: its words on their own have at least as many as the line in its place."""
+
+    @cache
+    def count(word: str) -> int:
+        return len(tokenizer.encode(word))
+
+    return lambda line: sum(map(count, re.findall(r"\s*\S+", "\n" + line)))
+
+
+def _fill(
+    draw_line: Callable[[], str], render: Callable[[list[str]], list[int]], target: int, count: Callable[[str], int]
+) -> tuple[list[str], list[int]]:
+    """Lines drawn one by one until the rendered prompt has at least `target` tokens, and that prompt."""
     lines = [draw_line()]
-    size = len(render(lines))
-    while size < target:
-        # tokenising after every line is quadratic: jump while far from the target, then go line by line
-        per_line = max(size // len(lines), 1)
-        for _ in range(max((target - size) // (2 * per_line), 1)):
+    ids = render(lines)
+    while (size := len(ids)) < target:
+        # rendering after every line is slow: the lines' own counts say how many are missing at least
+        while size < target:
             lines.append(draw_line())
-        size = len(render(lines))
-    return lines
+            size += count(lines[-1])
+        ids = render(lines)
+    return lines, ids
 
 
-def _sonnet(rng: random.Random, target: int, form: str, tokenizer: Tokenizer) -> list[int]:
+def _sonnet(rng: random.Random, target: int, form: str, tokenizer: Tokenizer, count: Callable[[str], int]) -> list[int]:
     source = corpus.sonnet_lines()
 
     def render(lines: list[str]) -> list[int]:
         return _render([{"role": "user", "content": "\n".join(lines)}], form, tokenizer)
 
-    return render(_fill(lambda: source[rng.randrange(len(source))], render, target))
+    return _fill(lambda: source[rng.randrange(len(source))], render, target, count)[1]
 
 
-def _chat(rng: random.Random, target: int, form: str, tokenizer: Tokenizer) -> list[int]:
+def _chat(rng: random.Random, target: int, form: str, tokenizer: Tokenizer, count: Callable[[str], int]) -> list[int]:
     source = corpus.sonnet_lines()
     persona = PERSONAS[rng.randrange(len(PERSONAS))]
 
@@ -102,26 +117,24 @@ def _chat(rng: random.Random, target: int, form: str, tokenizer: Tokenizer) -> l
         return _render([{"role": "system", "content": persona}, {"role": "user", "content": user}], form, tokenizer)
 
     # the question is drawn after the lines: with the shortest one the size is met whichever it is
-    shortest = min(QUESTIONS, key=lambda q: len(tokenizer.encode(q)))
-    lines = _fill(lambda: source[rng.randrange(len(source))], lambda x: render(x, shortest), target)
+    shortest = min(QUESTIONS, key=count)
+    lines, _ = _fill(lambda: source[rng.randrange(len(source))], lambda x: render(x, shortest), target, count)
     return render(lines, QUESTIONS[rng.randrange(len(QUESTIONS))])
 
 
-def _code(rng: random.Random, target: int, form: str, tokenizer: Tokenizer) -> list[int]:
+def _code(rng: random.Random, target: int, form: str, tokenizer: Tokenizer, count: Callable[[str], int]) -> list[int]:
     signature, purpose = STUBS[rng.randrange(len(STUBS))]
     head = f'def {signature}:\n    """{purpose}"""\n'
-    count = 0
+    numbers = itertools.count(1)
 
     def draw() -> str:
-        nonlocal count
-        count += 1
         words = (corpus.CODE_WORDS[rng.randrange(len(corpus.CODE_WORDS))] for _ in range(8))
-        return f"    # {count}: {' '.join(words)}"
+        return f"    # {next(numbers)}: {' '.join(words)}"
 
     def render(lines: list[str]) -> list[int]:
         return _render([{"role": "user", "content": head + "\n".join(lines) + "\n"}], form, tokenizer)
 
-    return render(_fill(draw, render, target))
+    return _fill(draw, render, target, count)[1]
 
 
 _BUILDERS = {"sonnet": _sonnet, "chat": _chat, "code": _code}
@@ -157,16 +170,17 @@ def build(workload: Workload, tokenizer: Tokenizer | None = None, vocab_size: in
         raise WorkloadError(f"tokenizer is missing, allowed: the model's tokenizer for workload {name!r}")
     if name == "jsonl":
         return from_jsonl(workload, tokenizer)
+    count = _counter(tokenizer)
+
+    def draw(kind: str, rng: random.Random, number: int) -> list[Prompt]:
+        return [Prompt(kind, _BUILDERS[kind](rng, target, workload.form, tokenizer, count)) for _ in range(number)]
+
     if name in KINDS:
-        rng = random.Random(f"{seed}/{name}")
-        return [
-            Prompt(name, _BUILDERS[name](rng, target, workload.form, tokenizer)) for _ in range(workload.num_prompts)
-        ]
+        return draw(name, random.Random(f"{seed}/{name}"), workload.num_prompts)
     own = name if not workload.reuse_prompts else None
     prompts = []
-    for kind, count in mix_counts(name, workload.num_prompts).items():
-        rng = random.Random(f"{seed}/{own}/{kind}" if own else f"{seed}/{kind}")
-        prompts += [Prompt(kind, _BUILDERS[kind](rng, target, workload.form, tokenizer)) for _ in range(count)]
+    for kind, number in mix_counts(name, workload.num_prompts).items():
+        prompts += draw(kind, random.Random(f"{seed}/{own}/{kind}" if own else f"{seed}/{kind}"), number)
     random.Random(f"{seed}/{name}/order").shuffle(prompts)
     return prompts
 

@@ -135,3 +135,26 @@ def test_bad_own_prompts_are_one_sentence(tmp_path, text, words):
         workloads.build(make("jsonl", path=str(file)), Words())
     with pytest.raises(workloads.WorkloadError, match="readable"):
         workloads.build(make("jsonl", path=str(tmp_path / "none.jsonl")), Words())
+
+
+class Glued(Words):
+    """Like a real tokenizer, fewer tokens for a text than for its parts, and one in front of whatever is encoded."""
+
+    def encode(self, text, **_):
+        return [0, *super().encode(text.replace("\n", " ").replace(", ", ","))]
+
+
+@pytest.mark.parametrize("tokenizer", [Words(), Glued()])
+@pytest.mark.parametrize("name", workloads.KINDS)
+def test_no_line_is_drawn_beyond_the_one_that_meets_the_size(name, tokenizer, monkeypatch):
+    """The generator stands after the last line (and a chat's question), so the next prompt tells of a line too many."""
+
+    def by_the_line(draw_line, render, target, count):
+        lines = [draw_line()]
+        while len(render(lines)) < target:
+            lines.append(draw_line())
+        return lines, render(lines)
+
+    quick = workloads.build(make(name, num_prompts=40), tokenizer)
+    monkeypatch.setattr(workloads, "_fill", by_the_line)
+    assert workloads.build(make(name, num_prompts=40), tokenizer) == quick
