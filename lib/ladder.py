@@ -239,10 +239,16 @@ def narrow(p: Profile, settings: Iterable[str], **options) -> list[Cell]:
     return cells(p, settings, **{"workloads": p.sweep_workloads, "seeds": p.seeds[:1]} | options)
 
 
-def wide(p: Profile) -> list[Cell]:
-    """The settings of `p.wide` on all workloads and seeds at its batch sizes; of vanilla the newest arm."""
-    made = [c for batch, names in p.wide.items() for c in cells(p, names, batch_sizes=[batch], repeats=p.repeats)]
-    return [c for c in made if c.engine.repeat == (p.repeats - 1 if c.setting == "vanilla" else 0)]
+def wide(p: Profile, among: Iterable[str] | None = None) -> list[Cell]:
+    """The settings of `p.wide` (those `among` the named ones) on all workloads and seeds at its batch sizes."""
+    return [
+        c
+        for batch, settings in p.wide.items()
+        for name, repeats in settings.items()
+        if among is None or name in among
+        for c in cells(p, [name], batch_sizes=[batch], repeats=max(repeats, default=-1) + 1)
+        if c.engine.repeat in repeats
+    ]
 
 
 def controls(p: Profile) -> list[Cell]:
@@ -306,8 +312,11 @@ def notebook_cells(p: Profile, notebook: str) -> list[Cell]:
         case "01":
             return baseline
         case "02":
+            compared = ("vanilla", "ngram")
             lengths = [f"ngram_g{n}" for n in p.draft_lengths if n != p.ngram.num_speculative_tokens]
-            return baseline + spread(p, ["ngram"]) + narrow(p, [*lengths, "ngram_min1"]) + controls(p)
+            return (
+                baseline + spread(p, ["ngram"]) + narrow(p, [*lengths, "ngram_min1"]) + controls(p) + wide(p, compared)
+            )
         case "03":
             first = p.seeds[:1]
             return (
@@ -315,6 +324,7 @@ def notebook_cells(p: Profile, notebook: str) -> list[Cell]:
                 + spread(p, ["ngram", "suffix"])
                 + cells(p, ["suffix_cold", "suffix_warm"], seeds=first)
                 + narrow(p, [f"suffix_g{n}" for n in p.suffix.draft_lengths])
+                + wide(p, ("vanilla", "ngram", "suffix"))
             )
         case "04":
             modes = [f"suffix_{mode.lower()}" for mode in p.cudagraph_modes]
@@ -322,7 +332,7 @@ def notebook_cells(p: Profile, notebook: str) -> list[Cell]:
             control = [rung for rung in p.rungs if rung in CONTROL]
             rungs = [rung for rung in p.rungs if rung not in CONTROL and rung != "vanilla"]
             first = p.model_copy(update={"seeds": p.seeds[:1]})
-            return (
+            made = (
                 baseline
                 + spread(p, rungs)
                 + narrow(p, control, seeds=p.seeds)
@@ -330,6 +340,7 @@ def notebook_cells(p: Profile, notebook: str) -> list[Cell]:
                 + spread(first, p.arms, workloads=p.sweep_workloads)
                 + wide(p)
             )
+            return list({c.cell_id: c for c in made}.values())  # a control is wide at the profile's batch size, too
         case "08":
             # mixes of fresh prompts and of prompts that the single workloads have used, suffix memory off and on
             fresh, again = (p.model_copy(update={"reuse_prompts": reuse}) for reuse in (False, True))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, ValidationError, field_validator, model_validator
 
 from lib import models, shapes
 from lib.cells import WORKLOADS, Engine, Frozen, Model
@@ -129,7 +129,8 @@ class Profile(Frozen):
     controls: tuple[Literal["raw", "ignore_eos"], ...] = ()  # vanilla and drafters again: plain prompts, no early end
     gamma_schedule: str = ""  # of the arm padded_ngram_schedule, like 1:7,128:0
     captured_gamma_schedule: str = ""  # of the arm padded_ngram_captured_schedule, like 1:7,128:3
-    wide: dict[int, tuple[str, ...]] = Field(default_factory=dict)  # batch size -> settings on all workloads and seeds
+    # batch size -> setting -> repeats of its engine, on all workloads and seeds
+    wide: dict[int, dict[str, tuple[NonNegativeInt, ...]]] = Field(default_factory=dict)
     ngram: Ngram = Ngram()
     suffix: Suffix = Suffix()
     draft_lengths: tuple[int, ...] = (3, 5, 7, 10)

@@ -71,16 +71,33 @@ def test_a_length_by_batch_keeps_every_step_in_a_full_graph():
 
 
 def test_wide_settings_are_measured_on_every_workload_and_seed():
-    p = profile(wide={4: ["vanilla", "padded_ngram_g3"]}, num_prompts=8, repeats=3)
-    added = [c for c in ladder.notebook_cells(p, "04") if c.batch_size == 4 and c.batch_size not in p.batch_sizes]
+    asked = {"vanilla": (1, 2), "padded_ngram_g3": (0,), "ngram": (0,)}
+    p = profile(wide={4: asked}, num_prompts=8, repeats=3)
+    added = {
+        notebook: [c for c in ladder.notebook_cells(p, notebook) if c.batch_size == 4]
+        for notebook in ("02", "03", "04")
+    }
     everything = {(name, seed) for name in p.workloads for seed in p.seeds}
-    for name, repeat in (("vanilla", 2), ("padded_ngram_g3", 0)):
-        own = [c for c in added if c.setting == name]
+    for name, repeats in asked.items():
+        own = [c for c in added["04"] if c.setting == name]
         assert {(c.workload.name, c.workload.seed) for c in own} == everything
-        assert {c.engine.repeat for c in own} == {repeat}
-    for change, words in (({"wide": {999: ["ngram"]}}, "wide holds 999"), ({"wide": {4: ["ngrm"]}}, "'ngrm'.*ngram")):
+        assert {c.engine.repeat for c in own} == set(repeats) and len(own) == len(everything) * len(repeats)
+    assert {c.setting for c in added["02"]} == {c.setting for c in added["03"]} == {"vanilla", "ngram"}
+    for change, words in (
+        ({"wide": {999: {"ngram": [0]}}}, "wide holds 999"),
+        ({"wide": {4: {"ngrm": [0]}}}, "'ngrm'.*ngram"),
+        ({"wide": {4: {"ngram": [-1]}}}, "wide.*-1"),
+    ):
         with pytest.raises(params.ParamsError, match=words):
             ladder.notebook_cells(profile(**change, num_prompts=8), "04")
+
+
+def test_a_control_that_is_wide_too_is_asked_for_once():
+    p = profile(
+        rungs=["vanilla", "vanilla_v1", "ngram"], wide={64: {"vanilla_v1": (0,)}}, batch_sizes=[64], num_prompts=8
+    )
+    own = [c for c in ladder.notebook_cells(p, "04") if (c.setting, c.batch_size) == ("vanilla_v1", 64)]
+    assert len(own) == len({c.cell_id for c in own}) == len(p.workloads) * len(p.seeds)
 
 
 def test_suffix_limits_that_a_profile_asks_for():
