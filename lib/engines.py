@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes.util
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -61,14 +62,16 @@ def provenance() -> Provenance:
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    gpu, driver = None, None
-    with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    gpu, driver, machine = None, None, None
+    with contextlib.suppress(OSError, subprocess.CalledProcessError, ValueError):  # ValueError: it lists no GPU
+        query = ["nvidia-smi", "--query-gpu=name,driver_version,uuid", "--format=csv,noheader"]
         rows = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()
-        gpu, driver = (part.strip() for part in rows[0].split(","))
+        names, drivers, uuids = zip(*(map(str.strip, row.split(",")) for row in rows), strict=True)
+        gpu, driver = names[0], drivers[0]
+        machine = hashlib.sha256(" ".join(sorted(uuids)).encode()).hexdigest()[:8]
     return Provenance(
         measured=_now(), commit=commit, dirty=dirty, versions=versions, cpu=cpu, num_cpus=params.count_cpus(),
-        gpu=gpu, num_gpus=params.count_gpus(), driver=driver,
+        gpu=gpu, num_gpus=params.count_gpus(), driver=driver, machine=machine,
     )  # fmt: skip
 
 

@@ -86,6 +86,7 @@ class Provenance(Frozen):
     gpu: str | None = None
     num_gpus: int = 0
     driver: str | None = None
+    machine: str | None = None  # hash of the GPUs' UUIDs: tells two machines of one kind apart, and nothing else
 
 
 class Monitor(Frozen):

@@ -72,9 +72,9 @@ def same_machine(a: Record, b: Record) -> bool:
 
 def same_round(a: Record, b: Record) -> bool:
     """Whether two records were measured within `ROUND_S` of each other on machines that cannot be told apart: the same
-    kind, with as many GPUs."""
-    alike = same_machine(a, b) and a.provenance.num_gpus == b.provenance.num_gpus
-    return alike and near(a.provenance.measured, b.provenance.measured)
+    kind, with as many GPUs, and the same GPUs where the records tell."""
+    alike = all(getattr(a.provenance, x) == getattr(b.provenance, x) for x in ("num_gpus", "machine"))
+    return alike and same_machine(a, b) and near(a.provenance.measured, b.provenance.measured)
 
 
 def near(first: str, second: str) -> bool:

@@ -193,7 +193,9 @@ def hardware_of(record: Record) -> str:
 
 def _host_of(record: Record) -> str:
     where = record.provenance
-    return f"{where.cpu}, {where.num_cpus} cores, {where.num_gpus} GPUs"
+    return f"{where.cpu}, {where.num_cpus} cores, {where.num_gpus} GPUs" + (
+        f" {where.machine}" if where.machine else ""
+    )
 
 
 def parameters_b(record: Record) -> float | None:

@@ -5,7 +5,7 @@ import json
 import pytest
 from made_up_records import NGRAM, cell, record, trace
 
-from lib import records
+from lib import engines, records
 from lib.records import Record, Store
 
 
@@ -101,3 +101,17 @@ def test_snapshot_has_a_row_a_record():
     table = records.snapshot([record(cell()), record(cell(seed=1), status="oom", counters=None, wall_s=None)])
     assert list(table["status"]) == ["ok", "oom"]
     assert table.loc[0, "num_output_tokens"] == 20
+
+
+def test_a_machine_is_known_by_its_gpus_in_any_order(tmp_path, monkeypatch):
+    def machine(*uuids):
+        rows = "".join(f"NVIDIA X, 1.2, {uuid}\\n" for uuid in uuids)
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(f"#!/bin/sh\nprintf '{rows}'\n")
+        tool.chmod(0o755)
+        return engines.provenance()
+
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    one, other, swapped = machine("GPU-a", "GPU-b"), machine("GPU-a", "GPU-c"), machine("GPU-b", "GPU-a")
+    assert one.machine == swapped.machine != other.machine and (one.gpu, one.driver) == ("NVIDIA X", "1.2")
+    assert "GPU-a" not in one.model_dump_json() and machine().machine is None

@@ -70,8 +70,10 @@ def test_a_round_is_compared_with_its_own_vanilla():
     with pytest.raises(ValueError, match="identical cells"):
         stats.noise_floor([bases[:1], bases[1:]])
     # another number of GPUs is another machine of the same kind, so another round
-    elsewhere = later.model_copy(update={"num_gpus": later.num_gpus + 1})
-    assert len(stats.rounds([test, record(cell(), provenance=elsewhere)])) == 2
+    # and so are other GPUs of that number, where the records tell
+    for told in ({"num_gpus": later.num_gpus + 1}, {"machine": "0123abcd"}):
+        elsewhere = later.model_copy(update=told)
+        assert len(stats.rounds([test, record(cell(), provenance=elsewhere)])) == 2
     # another number of cores is another kind of machine: nothing to compare with
     wider = record(cell("ngram", speculative=NGRAM), provenance=later.model_copy(update={"num_cpus": 32}))
     assert stats.pair([wider], bases) == []
