@@ -7,8 +7,9 @@ too, and a speedup can be split into what the drafter does and what the switch c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
-from lib import metrics, shapes
+from lib import metrics, shapes, stats
 from lib.cells import WORKLOADS, Cell, Engine, Model, Speculative, Workload
 from lib.params import ParamsError, Profile, Synthetic, _nearest
 from lib.records import Record
@@ -229,9 +230,13 @@ def spread(p: Profile, settings: Iterable[str], **options) -> list[Cell]:
     settings = list(settings)
     made = cells(p, settings, **options)
     for batch in p.batch_sweep:
-        swept = {"workloads": p.sweep_workloads, "seeds": [1000 + batch], "batch_sizes": [batch]}
-        made += cells(p, settings, **options | swept)
+        own = {"workloads": p.sweep_workloads, "seeds": [_swept_seed(batch)], "batch_sizes": [batch]}
+        made += cells(p, settings, **options | own)
     return made
+
+
+def _swept_seed(batch_size: int) -> int:
+    return 1000 + batch_size
 
 
 def narrow(p: Profile, settings: Iterable[str], **options) -> list[Cell]:
@@ -362,3 +367,29 @@ def named(records: Iterable, setting: str, **where) -> list:
                  "batch_size": lambda r: r.cell.batch_size, "repeat": lambda r: r.cell.engine.repeat}[key]  # fmt: skip
         found = [r for r in found if place(r) == value]
     return found
+
+
+def swept(p: Profile, records: Iterable, setting: str, *, batch_size: int, **where) -> list:
+    """As `named`, without what `wide` adds to the batch sweep."""
+    found = named(records, setting, batch_size=batch_size, **where)
+    return [r for r in found if batch_size in p.batch_sizes or r.cell.workload.seed == _swept_seed(batch_size)]
+
+
+class WideRound(NamedTuple):
+    """What one round of measurement holds of a setting of `Profile.wide` at a batch size."""
+
+    setting: str
+    records: list[Record]
+    in_turn: bool  # every cell ran right before or after the same cell of vanilla
+
+
+def wide_rounds(p: Profile, records: Iterable[Record], batch_size: int) -> list[WideRound]:
+    """The settings of `p.wide` at a batch size, once for each round of measurement that has vanilla beside them."""
+    records = [r for r in records if r.cell.workload.seed in p.seeds]
+    plain = named(records, "vanilla", batch_size=batch_size)
+    return [
+        WideRound(name, members, all(any(stats.in_turn(r, b) for b in stats.bases_of(r, plain)) for r in members))
+        for name in p.wide.get(batch_size, {})
+        if name != "vanilla"
+        for members in stats.rounds(stats.beside(named(records, name, batch_size=batch_size), plain))
+    ]

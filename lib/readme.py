@@ -99,7 +99,7 @@ def _by_batch(p: params.Profile, held: list[Record], setting: str) -> str:
     parts = []
     for batch in sorted({*p.batch_sizes, *p.batch_sweep}):
         where = [{"workload": w, "batch_size": batch} for w in p.sweep_workloads]
-        pairs = [(ladder.named(held, setting, **at), ladder.named(held, "vanilla", **at)) for at in where]
+        pairs = [(ladder.swept(p, held, setting, **at), ladder.named(held, "vanilla", **at)) for at in where]
         if all(stats.pair(*both) for both in pairs):
             requests = sum(len(r.requests) for r in pairs[0][0])
             parts.append(
@@ -120,14 +120,17 @@ AGAIN = {
     "padded_ngram_captured_full": "the same with FULL for any step",
     "padded_ngram_captured_schedule": "padded ngram with such graphs, FULL for any step (the same drafts at this batch)",
     "plain_suffix": "suffix drafts of at most 7 tokens (by our drafter, unfilled)",
+    "padded_suffix_g32": "suffix drafts filled to 32 tokens (a full batch of them has no graph)",
+    "full_gmu_default": "the full configuration at vLLM's own gpu_memory_utilization",
 }
 
 
 def _later_rounds(p: params.Profile, held: list[Record]) -> list[str]:
     """A line a later round of the profile: what it says of the same settings, and how its vanilla compares."""
-    rounds = stats.rounds(_main(p, held, "vanilla"))
+    rounds, order = (stats.rounds(some) for some in (_main(p, held, "vanilla"), ladder.named(held, "vanilla")))
     first, lines = rounds[0] if rounds else [], []
-    for number, other in enumerate(rounds[1:], 2):
+    for other in rounds[1:]:
+        number = stats.round_of(other[0], order) + 1
         if not stats.same_machine(first[0], other[0]):
             continue  # other cores
         pace, spans = [], []
@@ -148,14 +151,16 @@ def _later_rounds(p: params.Profile, held: list[Record]) -> list[str]:
                 f"of every setting but vanilla, whose intervals hold prompts only): vanilla at {min(pace):.2f} to "
                 f"{max(pace):.2f} of the first round's vanilla, and over it {'; '.join(spans)}."
             )
-    told = "The records do not tell whether a later round was on the same host; what slowed vanilla was not separated."
+    told = "Records tell the machine apart from round 7 on only; what slowed vanilla was not separated."
     return [*lines[:-1], f"{lines[-1]} {told}"] if lines else []
 
 
 def larger_graphs(p: params.Profile, held: list[Record]) -> list[str]:
     """A line: padded drafts with graphs up to the largest step and FULL for any step, against their own round's vanilla."""
     base = ladder.named(held, "vanilla")
-    tests = stats.beside(ladder.named(held, "padded_ngram_captured_full"), base)
+    batches = (*p.batch_sizes, *p.batch_sweep)
+    tests = [r for b in batches for r in ladder.swept(p, held, "padded_ngram_captured_full", batch_size=b)]
+    tests = stats.beside(tests, base)
     if not tests:
         return []
     number = stats.round_of(tests[0], stats.rounds(base)) + 1
@@ -166,24 +171,29 @@ def larger_graphs(p: params.Profile, held: list[Record]) -> list[str]:
 
 
 def _wide(p: params.Profile, held: list[Record]) -> list[str]:
-    """A line a setting that was measured on every workload and seed at another batch size than the profile's."""
+    """A line a round that measured a setting on every workload at another batch size than the profile's."""
     lines = []
-    for batch, names in p.wide.items():
-        for name in names:
-            at = {"batch_size": batch}
-            tests, bases = ladder.named(held, name, **at), ladder.named(held, "vanilla")
+    bases = ladder.named(held, "vanilla")
+    order = stats.rounds(bases)
+    for batch in (b for b in p.wide if b not in p.batch_sizes):
+        for name, tests, in_turn in ladder.wide_rounds(p, held, batch):
             by_workload = {w: [t for t in tests if t.cell.workload.name == w] for w in p.workloads}
-            found = {w: stats.speedup(t, bases) for w, t in by_workload.items() if stats.pair(t, bases)}
-            if name != "vanilla" and found:
-                lines.append(f"- **{batch} requests**, {figures.label_of(name)} ({p.captured_gamma_schedule}): "
-                             f"{_span(found)}, {stats.speedup(tests, bases)} over all {len(found)} workloads "
-                             f"({len(tests)} engine cells of round {stats.round_of(tests[0], stats.rounds(bases)) + 1}"
-                             f"{_order(tests, bases)}).")  # fmt: skip
+            found = {w: stats.speedup(t, bases) for w, t in by_workload.items() if t}
+            lines.append(f"- **{batch} requests**, {_drafts(p, name)}: {_span(found)}, {stats.speedup(tests, bases)} over "
+                         f"all {len(found)} workloads ({len(tests)} engine cells of round "
+                         f"{stats.round_of(tests[0], order) + 1}{_order(tests, bases, in_turn)}).")  # fmt: skip
     return lines
 
 
-def _order(tests: list[Record], bases: list[Record]) -> str:
-    """That all of a round's vanilla at a batch size was measured before the tests, where it was."""
+def _drafts(p: params.Profile, name: str) -> str:
+    schedule = {"padded_ngram_schedule": p.gamma_schedule, "padded_ngram_captured_schedule": p.captured_gamma_schedule}
+    return figures.label_of(name) + (f" ({schedule[name]})" if name in schedule else "")
+
+
+def _order(tests: list[Record], bases: list[Record], in_turn: bool) -> str:
+    """How the tests and their round's vanilla at that batch size lie in time: cell by cell in turn, or one after the other."""
+    if in_turn:
+        return ", **cell by cell in turn with vanilla**"
     own = [b for b in bases if stats.same_round(b, tests[0]) and b.cell.batch_size == tests[0].cell.batch_size]
     apart = max(b.provenance.measured for b in own) < min(t.provenance.measured for t in tests)
     return ", all after vanilla's" if apart else ""
@@ -200,7 +210,7 @@ def _own_r(p: params.Profile, held: list[Record], store: Store) -> str:
     for batch in sorted({*p.batch_sizes, *p.batch_sweep}):
         found = []
         for w in p.sweep_workloads:
-            tests, bases = (ladder.named(held, s, workload=w, batch_size=batch) for s in ("padded_ngram", "vanilla"))
+            tests, bases = (ladder.swept(p, held, s, workload=w, batch_size=batch) for s in ("padded_ngram", "vanilla"))
             pairs = [(store.trace(t), store.trace(b)) for t, b in stats.pair(tests, bases)]
             if pairs:
                 whole = [metrics.mean_step_ms(t, batch) / metrics.mean_step_ms(b, batch) for t, b in pairs]
@@ -332,7 +342,7 @@ def upstream() -> str:
             base = ladder.named(held, "vanilla", **where)
             columns = []
             for setting in ("ngram", "padded_ngram"):
-                tests = ladder.named(held, setting, **where)
+                tests = ladder.swept(p, held, setting, **where)
                 shares = [metrics.graph_mode_shares(store.trace(r)).get("FULL", 0.0) for r in tests if r.has_trace]
                 known = bool(shares and stats.pair(tests, base))
                 columns += [str(stats.speedup(tests, base)), f"{100 * np.mean(shares):.0f} %"] if known else ["—", "—"]

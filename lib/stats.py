@@ -14,6 +14,7 @@ from lib import metrics
 from lib.records import Record
 
 NUM_RESAMPLES = 2000
+IN_TURN_S = 10  # no engine starts in so short a time: such neighbours are cells of two engines that take turns
 ROUND_S = 2 * 3600  # records further apart in time are of two rounds: the machine may be another one
 MIN_DEGREES = 2  # two cells alone have one, whose quantile of 12.7 says nothing about anything
 
@@ -83,6 +84,13 @@ def near(first: str, second: str) -> bool:
     return abs(apart.total_seconds()) <= ROUND_S
 
 
+def in_turn(a: Record, b: Record) -> bool:
+    """Whether two records of one round were measured one right after the other, by engines that take turns."""
+    ends = [datetime.fromisoformat(r.provenance.measured).timestamp() for r in (a, b)]
+    starts = [end - (r.wall_s or 0) for end, r in zip(ends, (a, b), strict=True)]
+    return same_round(a, b) and 0 <= max(starts) - min(ends) + 1 <= IN_TURN_S  # times are whole seconds
+
+
 def rounds(records: Iterable[Record]) -> list[list[Record]]:
     """Records by round of measurement, the earliest first; a long round is a chain in which each record is near the next."""
     found: list[list[Record]] = []
@@ -97,9 +105,9 @@ def round_of(record: Record, rounds: Sequence[Sequence[Record]]) -> int | None:
     return next((i for i, members in enumerate(rounds) if any(same_round(m, record) for m in members)), None)
 
 
-def _arms(test: Record, bases: Sequence[Record]) -> list[Record]:
+def bases_of(test: Record, bases: Sequence[Record]) -> list[Record]:
     """The bases with the prompts, batch and output rule of `test`, from the same kind of machine: of its own round where
-    that has any, and of its own repeat where it is a repeat.
+    that has any, those in turn with it where there are any, and of its own repeat where it is a repeat.
     """
 
     def key(r: Record) -> tuple:
@@ -107,30 +115,32 @@ def _arms(test: Record, bases: Sequence[Record]) -> list[Record]:
 
     found = [b for b in bases if test.status == b.status == "ok" and key(b) == key(test) and same_machine(test, b)]
     found = [b for b in found if same_round(test, b)] or found
+    found = [b for b in found if in_turn(test, b)] or found
     repeat = test.cell.engine.repeat
     return [b for b in found if b.cell.engine.repeat == repeat] or found if repeat else found
 
 
 def beside(tests: Iterable[Record], bases: Sequence[Record]) -> list[Record]:
     """The tests whose prompts a base of their own round answered too."""
-    return [t for t in tests if any(same_round(t, b) for b in _arms(t, bases))]
+    return [t for t in tests if any(same_round(t, b) for b in bases_of(t, bases))]
 
 
 def pair(tests: Sequence[Record], bases: Sequence[Record]) -> list[tuple[Record, Record]]:
     """(test, base) records of the same prompts, batch and output rule: the base's first repeat, a repeat's own."""
-    return [(t, min(arms, key=lambda b: b.cell.engine.repeat)) for t in tests if (arms := _arms(t, bases))]
+    return [(t, min(arms, key=lambda b: b.cell.engine.repeat)) for t in tests if (arms := bases_of(t, bases))]
 
 
 def speedup(tests: Sequence[Record], bases: Sequence[Record], *, seed: int = 0) -> Estimate:
     """Throughput of `tests` over that of `bases` on the same prompts (ratio of pooled output tokens a second).
 
-    Where a base was repeated (the A/A arms), a test is compared with the mean of its repeats of the test's own round.
+    Where a base was repeated (the A/A arms), a test is compared with the mean of its repeats of the test's own round, or,
+    where engines took turns, with the one measured right before or after it.
     The interval comes from paired requests: base TPOT over test TPOT as a ratio of means, resampled over seeds, then
     prompts, and scaled to the throughput ratio. With several cells, the spread between the cells' own ratios widens it
     (Student's t, for two cells with the two degrees of freedom of three): the larger of the two relative half-widths is
     taken. A single cell's interval knows nothing of how identical engines differ. Raises ValueError if nothing pairs.
     """
-    pairs = [(t, arms) for t in tests if (arms := _arms(t, bases))]
+    pairs = [(t, arms) for t in tests if (arms := bases_of(t, bases))]
     if not pairs:
         raise ValueError("tests and bases share no prompts, allowed: records of the same workload, seed and batch size")
     tokens = np.array(
