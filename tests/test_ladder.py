@@ -5,6 +5,7 @@ import pytest
 
 from lib import ladder, params, steptime, sweep
 from lib.cells import engine_key
+from lib.records import Provenance
 
 
 def profile(**changes) -> params.Profile:
@@ -98,6 +99,40 @@ def test_a_control_that_is_wide_too_is_asked_for_once():
     )
     own = [c for c in ladder.notebook_cells(p, "04") if (c.setting, c.batch_size) == ("vanilla_v1", 64)]
     assert len(own) == len({c.cell_id for c in own}) == len(p.workloads) * len(p.seeds)
+
+
+def at(asked, seconds, machine=None):
+    """A record of a planned cell, ended so many seconds into the day, four seconds long."""
+    minutes = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+    when = Provenance(measured=f"2026-01-01T{minutes}Z", cpu="a CPU", gpu="a GPU", machine=machine)
+    return made_up.record(asked, wall_s=4.0, provenance=when)
+
+
+def test_a_wide_setting_is_told_round_by_round_with_how_its_cells_lie_beside_vanillas():
+    p = profile().model_copy(update={"wide": {256: {"vanilla": (0, 1), "ngram": (0, 1)}}})
+    planned = ladder.wide(p)
+    vanilla, turned = ([c for c in planned if c.setting == "vanilla" and c.engine.repeat == i] for i in (0, 1))
+    early, late = ([c for c in planned if c.setting == "ngram" and c.engine.repeat == i] for i in (0, 1))
+    # one engine after the other on a first machine, in turn on a second one
+    found = [at(c, 5 * i) for i, c in enumerate(vanilla)] + [at(c, 300 + 5 * i) for i, c in enumerate(early)]
+    found += [at(c, 1000 + 10 * i, "b") for i, c in enumerate(turned)] + [
+        at(c, 1005 + 10 * i, "b") for i, c in enumerate(late)
+    ]
+    swept = [c for c in ladder.spread(p, ["ngram"]) if c.batch_size == 256]
+    one, two = ladder.wide_rounds(p, [*found, *(at(c, 600) for c in swept)], 256)
+    assert (one.setting, one.in_turn, {r.cell_id for r in one.records}) == ("ngram", False, {c.cell_id for c in early})
+    assert (two.setting, two.in_turn, {r.cell_id for r in two.records}) == ("ngram", True, {c.cell_id for c in late})
+    # a draft without vanilla in its own round is of no round
+    alone = [r for r in found if r.cell.setting == "ngram"]
+    assert ladder.wide_rounds(p, alone, 256) == [] == ladder.wide_rounds(p, found, 8)
+
+
+def test_what_is_wide_stays_out_of_the_batch_sweep():
+    p = profile(wide={256: {"ngram": (0,)}})
+    records = [at(c, 60) for c in (*ladder.wide(p), *ladder.spread(p, ["ngram"])) if c.setting == "ngram"]
+    for batch, seeds in ((256, {1256}), (p.batch_sizes[0], set(p.seeds))):
+        assert {r.cell.workload.seed for r in ladder.swept(p, records, "ngram", batch_size=batch)} == seeds
+    assert {r.cell.workload.seed for r in ladder.named(records, "ngram", batch_size=256)} == {1256, *p.seeds}
 
 
 def test_suffix_limits_that_a_profile_asks_for():
