@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -152,7 +152,9 @@ class _Lock:
 class Process:
     """One engine process and its event stream; it imports vLLM at once and builds its engine after `go`."""
 
-    def __init__(self, cells: list[Cell], profile: Profile, folder: Path, made: Provenance):
+    def __init__(
+        self, cells: list[Cell], profile: Profile, folder: Path, made: Provenance, gpus: Sequence[str] | None = None
+    ):
         self.cells, self.limit_s = cells, profile.time_limit_s
         name = f"{cells[0].setting or 'engine'}-{int(time.time() * 1000) % 10**9}"
         logs = folder / "logs"
@@ -162,6 +164,8 @@ class Process:
         self.scratch = tempfile.TemporaryDirectory(dir=folder / "scratch", prefix="engine-")
         scratch = Path(self.scratch.name)
         env = environment(cells[0], profile)
+        if gpus is not None:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         if cells[0].engine.speculative is not None and cells[0].engine.speculative.drafter:
             env |= {
                 "SPECULATION_WALK_FILE": str(scratch / "walk"),
@@ -199,11 +203,22 @@ class Process:
             self.child.stdin.write(b"go")
             self.child.stdin.flush()
 
+    def pause(self) -> None:
+        """Let the whole process group stand still; one that has ended stays ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.child.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on; its silence counts from now."""
+        self._heard = time.monotonic()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.child.pid, signal.SIGCONT)
+
     def events(self, tick: Callable[[], None] = lambda: None) -> Iterator[dict]:
         """Events as they come; `timeout` after limit_s of silence, `died` when the process is gone without an end."""
         selector = selectors.DefaultSelector()
         selector.register(self.events_fd, selectors.EVENT_READ)
-        buffer, last, ticked = b"", time.monotonic(), time.monotonic()
+        buffer, ticked, self._heard = b"", time.monotonic(), time.monotonic()
         while True:
             if selector.select(timeout=0.5):
                 chunk = os.read(self.events_fd, 65536)
@@ -211,14 +226,14 @@ class Process:
                     code = self.child.wait()
                     yield {"event": "died", "reason": f"the engine process ended with code {code}"}
                     return
-                buffer, last = buffer + chunk, time.monotonic()
+                buffer, self._heard = buffer + chunk, time.monotonic()
                 *lines, buffer = buffer.split(b"\n")
                 for line in lines:
                     event = json.loads(line)
                     yield event
                     if event["event"] in ("end", "died"):
                         return
-            elif time.monotonic() - last > self.limit_s:
+            elif time.monotonic() - self._heard > self.limit_s:
                 yield {"event": "timeout", "reason": f"no sign of life for {self.limit_s:g} s (time_limit_s)"}
                 return
             if time.monotonic() - ticked > 5:
@@ -316,15 +331,22 @@ def run(
     announce(groups)
     made = provenance()
     total = sum(map(len, groups))
+    pairs, groups = pair_off(groups, profile)
+
+    def make(left: list[Cell], gpus: Sequence[str] | None = None) -> Process:
+        return Process(left, profile, folder, made, gpus)
+
     with (
         _Lock(folder),
-        contextlib.closing(Starter(groups, lambda left: Process(left, profile, folder, made))) as start,
+        contextlib.closing(Starter(groups, make)) as start,
         tqdm(total=total, unit="engine cell", disable=not progress, file=sys.stderr) as bar,
     ):
         shutil.rmtree(folder / "scratch", ignore_errors=True)  # of runs that were killed; the lock says none is alive
-        for index, group in enumerate(groups):
-            bar.set_description(f"engine {index + 1}/{len(groups)}")
-            with contextlib.closing(run_group(group, start, store, made, bar.refresh)) as events:
+        shifts = [take_turns(pair, make, store, made, bar.refresh) for pair in pairs]
+        shifts += [run_group(group, start, store, made, bar.refresh) for group in groups]
+        for index, shift in enumerate(shifts):
+            bar.set_description(f"engine {index + 1}/{len(shifts)}")
+            with contextlib.closing(shift) as events:
                 for what, cell in events:
                     if what == "ended":
                         bar.update()
@@ -390,6 +412,98 @@ def run_group(
             _store_failure(store, cell, *failure, process, made)
             yield "ended", cell
         left = [c for c in left if c not in lost]
+
+
+def pair_off(
+    groups: list[list[Cell]], profile: Profile
+) -> tuple[list[tuple[list[Cell], list[Cell]]], list[list[Cell]]]:
+    """(pairs of engines that take turns on what both measure, the groups without those cells).
+
+    A pair needs GPUs for both engines; where there are too few, its engines stay in the groups, which a line says.
+    """
+    pairs, visible = [], _visible_gpus()
+    for named in profile.turns:
+        both = [
+            {_question(c): c for g in groups for c in g if (c.setting, c.engine.repeat) == engine} for engine in named
+        ]
+        shared = [q for q in both[0] if q in both[1]]
+        if not shared:
+            continue
+        pair = tuple([cells[q] for q in shared] for cells in both)
+        need = sum(map(_num_gpus, pair))
+        if visible and need > len(visible):
+            print(f"{' and '.join(profile.in_turn[profile.turns.index(named)])} cannot take turns: they need {need} GPUs, "
+                  f"{len(visible)} can be seen; one is measured after the other", file=sys.stderr)  # fmt: skip
+            continue
+        pairs.append(pair)
+        taken = {c.cell_id for cells in pair for c in cells}
+        groups = [left for g in groups if (left := [c for c in g if c.cell_id not in taken])]
+    return pairs, groups
+
+
+def _question(cell: Cell) -> tuple:
+    """What two engines must share to be compared cell by cell."""
+    return cell.workload, cell.batch_size, cell.output_tokens, cell.ignore_eos
+
+
+def _num_gpus(cells: list[Cell]) -> int:
+    return cells[0].engine.tensor_parallel_size * cells[0].engine.pipeline_parallel_size
+
+
+def _visible_gpus() -> list[str]:
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (
+        [name for name in named.split(",") if name] if named is not None else list(map(str, range(params.count_gpus())))
+    )
+
+
+def _apart(pair: tuple[list[Cell], list[Cell]]) -> tuple[list[str] | None, list[str] | None]:
+    """The GPUs that each of two engines is to see, none of them twice; None where the machine has none."""
+    visible, first, second = _visible_gpus(), *map(_num_gpus, pair)
+    return (visible[:first], visible[first : first + second]) if visible else (None, None)
+
+
+def take_turns(
+    pair: tuple[list[Cell], list[Cell]],
+    make: Callable[[list[Cell], Sequence[str] | None], Process],
+    store: Store,
+    made: Provenance,
+    tick: Callable[[], None],
+) -> Iterator[tuple[str, Cell]]:
+    """The cells of two engines, one of each in turn, so that what slows the machine slows both: while one measures the
+    other stands still. Who goes first changes from cell to cell. Yields as `run_group` does.
+    """
+    places, at_work = _apart(pair), {}
+
+    def start(place: int) -> Callable[[list[Cell]], Process]:
+        def begin(left: list[Cell]) -> Process:
+            at_work[place] = make(left, places[place])
+            at_work[place].go()
+            return at_work[place]
+
+        return begin
+
+    with contextlib.ExitStack() as stack:
+        streams = [
+            stack.enter_context(contextlib.closing(run_group(cells, start(place), store, made, tick)))
+            for place, cells in enumerate(pair)
+        ]
+        for place, stream in enumerate(streams):  # one after the other, or the first would measure beside a start
+            yield next(stream)
+            yield next(stream)
+            at_work[place].pause()
+        left, order = {0, 1}, [0, 1]
+        while left:
+            for place in [place for place in order if place in left]:
+                at_work[place].resume()
+                for event in streams[place]:
+                    yield event
+                    if event[0] == "ended":
+                        at_work[place].pause()
+                        break
+                else:
+                    left.discard(place)
+            order.reverse()
 
 
 def _store_failure(store: Store, cell: Cell, status: str, reason: str, process: Process, made: Provenance) -> None:

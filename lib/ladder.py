@@ -312,6 +312,8 @@ def synthetic_cells(p: Profile, records: Iterable[Record]) -> list[Cell]:
 
 def notebook_cells(p: Profile, notebook: str) -> list[Cell]:
     """The engine cells that notebook `01` to `04`, or `08`, measures."""
+    for name in (name for pair in p.turns for name, _ in pair):
+        setting(p, name)  # refuses a name that it does not know
     baseline = spread(p, ["vanilla"], repeats=p.repeats)
     match notebook:
         case "01":

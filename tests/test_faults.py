@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -154,3 +155,108 @@ def test_random_kills_of_the_whole_sweep(standin, tmp_path):
         parent.stdout.close()
     store = run(cells, tmp_path / "killed")
     assert standin_sweep.facts(store) == standin_sweep.facts(alone)
+
+
+IN_TURN = {"in_turn": [["arm0", "arm1:1"]]}
+
+
+def in_turn(cells, folder):
+    """Runs cells of the stand-in engines arm0 and arm1, which take turns; their settings by the time they ended."""
+    store = engines.run(cells, standin_sweep.profile(**IN_TURN), progress=False, folder=folder)
+    files = sorted(store.folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+    return [records.Record.model_validate_json(path.read_text()) for path in files]
+
+
+def twins(num_cells):
+    """The same questions to two engines, and one question more to the second."""
+    first, second = ([c for c in standin_sweep.cells(2, num_cells + i) if c.setting == f"arm{i}"] for i in range(2))
+    asked = [c.workload for c in first] + [second[-1].workload]
+    return first + [c.model_copy(update={"workload": w}) for c, w in zip(second, asked, strict=True)]
+
+
+def test_engines_that_take_turns_measure_what_they_share_in_pairs(standin, tmp_path):
+    ended = in_turn(twins(4), tmp_path)
+    assert [r.status for r in ended] == ["ok"] * 9
+    pairs = [{(r.cell.setting, r.cell.workload.seed) for r in ended[i : i + 2]} for i in range(0, 8, 2)]
+    assert pairs == [{("arm0", seed), ("arm1", seed)} for seed in range(4)]
+    # who goes first changes from pair to pair; what only one of them measures comes last, in an engine of its own
+    assert [ended[i].cell.setting for i in range(0, 8, 2)] == ["arm0", "arm1", "arm0", "arm1"]
+    assert (ended[8].cell.setting, ended[8].order) == ("arm1", 0) and ended[7].order == 3
+
+
+def test_the_engine_that_waits_stands_still(standin, tmp_path):
+    moved, original = [], engines.Process.resume
+
+    def still(process):
+        """Stopped within two seconds (a signal takes its time), or gone."""
+        for _ in range(200):
+            status = psutil.Process(process.child.pid).status() if psutil.pid_exists(process.child.pid) else "gone"
+            if status in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, "gone"):
+                return True
+            time.sleep(0.01)
+        return False
+
+    def resume(process):
+        moved.append(all(still(p) for p in running if p is not process))
+        original(process)
+
+    running, begin = [], engines.Process.go
+    standin.setattr(engines.Process, "go", lambda process: (running.append(process), begin(process)))
+    standin.setattr(engines.Process, "resume", resume)
+    in_turn(twins(3), tmp_path)
+    assert len(moved) >= 6 and all(moved)
+
+
+def test_a_death_while_taking_turns_costs_one_cell_and_its_engine_goes_on(standin, tmp_path):
+    killed = []
+
+    def change(process, events):
+        for event in events:
+            yield event
+            if event["event"] == "running" and process.cells[0].setting == "arm0" and not killed:
+                killed.append(event["cell_id"])
+                os.kill(process.child.pid, signal.SIGKILL)
+                yield {"event": "died", "reason": "the engine process ended with code -9"}
+                return
+
+    change_events(standin, change)
+    ended = in_turn(twins(3), tmp_path)
+    assert {r.cell_id: r.status for r in ended if r.status != "ok"} == {killed[0]: "crashed"} and len(ended) == 7
+
+
+def test_an_interrupt_while_taking_turns_ends_both_engines(standin, tmp_path):
+    def change(process, events):
+        for event in events:
+            yield event
+            if event["event"] == "done" and process.cells[0].setting == "arm1":
+                raise KeyboardInterrupt
+
+    change_events(standin, change)
+    running, begin = [], engines.Process.go
+    standin.setattr(engines.Process, "go", lambda process: (running.append(process), begin(process)))
+    cells = twins(3)
+    with pytest.raises(KeyboardInterrupt):
+        in_turn(cells, tmp_path)
+    assert len(running) == 2
+    assert not any(psutil.pid_exists(p.child.pid) for p in running)
+    held = records.Store(tmp_path / "records")
+    assert [held.get(c).status for c in (cells[0], cells[3])] == ["ok", "ok"]
+
+
+def test_too_few_gpus_for_both_engines_are_named(monkeypatch, capsys):
+    cells = twins(2)
+    groups, p = [cells[:2], cells[2:]], standin_sweep.profile(**IN_TURN)
+    for visible, number in (("3", 0), ("3,5", 1)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        pairs, left = engines.pair_off(groups, p)
+        assert len(pairs) == number and sum(map(len, left)) == 5 - 4 * number
+    told = capsys.readouterr().err
+    assert "arm0 and arm1:1 cannot take turns: they need 2 GPUs, 1 can be seen" in told
+    assert engines._apart(pairs[0]) == (["3"], ["5"])
+    wide = [
+        [c.model_copy(update={"engine": c.engine.model_copy(update={"tensor_parallel_size": 2})}) for c in cells[:2]]
+    ]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    assert engines._apart((wide[0], cells[2:])) == (["0", "1"], ["2"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert engines._apart(pairs[0]) == (None, None)

@@ -87,6 +87,7 @@ def test_wide_settings_are_measured_on_every_workload_and_seed():
     for change, words in (
         ({"wide": {999: {"ngram": [0]}}}, "wide holds 999"),
         ({"wide": {4: {"ngrm": [0]}}}, "'ngrm'.*ngram"),
+        ({"in_turn": [["vanilla:1", "ngrm:1"]]}, "'ngrm'.*ngram"),
         ({"wide": {4: {"ngram": [-1]}}}, "wide.*-1"),
     ):
         with pytest.raises(params.ParamsError, match=words):
