@@ -310,6 +310,9 @@ class Survey:
     cell_noise: Mapping[str, float]  # A/A floor of single engine cells
     runners: Mapping[str, Literal["V1", "V2"]]
     parameters_b: Mapping[str, float]  # billions; 0 where unknown
+    _fitted: dict[tuple, Mapping[str, Law]] = field(
+        default_factory=dict, compare=False
+    )  # shared by what `of_round` gives
 
     def real(self, label: str, without: str | None = None) -> list[_Observed]:
         """Runs of a model with real prompts, without those of one workload."""
@@ -331,8 +334,14 @@ class Survey:
 
         Of the three, the one that does best on points left out of its fit.
         """
-        grid = self.grid.get(label, ())
         real = self.real(label, without)
+        key = (label, *(o.record.cell_id for o in real))
+        if key not in self._fitted:
+            self._fitted[key] = self._fit(self.grid.get(label, ()), real)
+        return self._fitted[key]
+
+    @staticmethod
+    def _fit(grid: Sequence[steptime.Row], real: Sequence[_Observed]) -> Mapping[str, Law]:
         # a drafter's own time is no part of the law, so cheap drafters come first
         cheap = [o for o in real if o.drafter in _CHEAP]
         runs = _rows(cheap if len({o.drafter for o in cheap}) > 1 else real)
