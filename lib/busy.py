@@ -48,6 +48,7 @@ class Rung(NamedTuple):
     busy_pct: float | None
     power_w: float | None
     joules_per_token: float | None
+    single: tuple[Rung, ...] = ()  # the same of each cell alone
 
     @property
     def kernels_ms(self) -> float:
@@ -74,6 +75,26 @@ def _decode_ms(records: Sequence[Record], store: Store) -> float:
     return float(joined.mean()) if len(joined) else float("nan")
 
 
+def _rung(setting: str, own: Sequence[Record], store: Store) -> Rung:
+    counters, wall = metrics.pooled(own), sum(r.wall_s for r in own)
+    energy = [r.monitor.gpu_energy_j if r.monitor is not None else None for r in own]
+    known = all(e is not None for e in energy)
+    return Rung(
+        setting=setting,
+        num_cells=len(own),
+        throughput_tok_s=counters.num_output_tokens / wall,
+        wall_s=wall / len(own),
+        num_steps=counters.num_engine_steps / len(own),
+        step_ms=1000 * wall / counters.num_engine_steps,
+        decode_ms=_decode_ms(own, store),
+        tau=metrics.tokens_per_step(counters),
+        cpu_pct=_weighted(own, "cpu_pct"),
+        busy_pct=_weighted(own, "gpu_busy_pct"),
+        power_w=_weighted(own, "gpu_power_w"),
+        joules_per_token=sum(energy) / counters.num_output_tokens if known else None,
+    )
+
+
 def rungs(records: Iterable[Record], store: Store, batch_size: int) -> dict[str, Rung]:
     """The ladder's rungs at one batch size, in the ladder's order; settings without a good record lack."""
     good = [r for r in records if r.status == "ok" and r.cell.batch_size == batch_size]
@@ -82,24 +103,8 @@ def rungs(records: Iterable[Record], store: Store, batch_size: int) -> dict[str,
         own = [r for r in good if r.cell.setting == setting]
         if not own:
             continue
-        counters = metrics.pooled(own)
-        wall = sum(r.wall_s for r in own)
-        energy = [r.monitor.gpu_energy_j if r.monitor is not None else None for r in own]
-        known = all(e is not None for e in energy)
-        found[setting] = Rung(
-            setting=setting,
-            num_cells=len(own),
-            throughput_tok_s=counters.num_output_tokens / wall,
-            wall_s=wall / len(own),
-            num_steps=counters.num_engine_steps / len(own),
-            step_ms=1000 * wall / counters.num_engine_steps,
-            decode_ms=_decode_ms(own, store),
-            tau=metrics.tokens_per_step(counters),
-            cpu_pct=_weighted(own, "cpu_pct"),
-            busy_pct=_weighted(own, "gpu_busy_pct"),
-            power_w=_weighted(own, "gpu_power_w"),
-            joules_per_token=sum(energy) / counters.num_output_tokens if known else None,
-        )
+        single = tuple(_rung(setting, [r], store) for r in own)
+        found[setting] = _rung(setting, own, store)._replace(single=single)
     return found
 
 

@@ -781,14 +781,15 @@ def break_even_by_size(points: Sequence, published: Sequence, title: str, gamma:
 def busy_ladder(
     rungs: Mapping[str, object], causes: Sequence, title: str, published: Mapping[str, object] | None = None
 ) -> Figure:
-    """Figure 06: the ladder's rungs as rows (busy.Rung), one column a quantity; with a GPU, its busy share's causes.
+    """Figure 06: the ladder's rungs as rows (busy.Rung) with their single cells as dots, one column a quantity; with a GPU,
+    its busy share's causes.
 
     causes: busy.Cause, drawn as the points each rung adds to or takes from the busy share of the rung before it.
     published: the article's busy share (published.Reference) by rung.
     """
     gpu = all(r.busy_pct is not None for r in rungs.values()) and bool(rungs)
     columns = [
-        ("output tokens / s", lambda r: r.throughput_tok_s, ".0f"),
+        ("output tokens / s\ndots: single cells", lambda r: r.throughput_tok_s, ".0f"),
         ("wall [s]", lambda r: r.wall_s, ".1f"),
         ("engine steps", lambda r: r.num_steps, ".0f"),
         ("decode step [ms]", lambda r: r.decode_ms, ".1f"),
@@ -806,10 +807,14 @@ def busy_ladder(
     for ax, (label, value, spec) in zip(axes, columns, strict=False):
         numbers = [value(rungs[name]) for name in names]
         ax.barh(range(len(names)), np.nan_to_num(numbers), 0.66, color=[colour_of(n) for n in names])
-        for position, number in enumerate(numbers):
-            if np.isfinite(number):
-                ax.annotate(format(number, spec), (number, position), xytext=(3, 0), textcoords="offset points",
-                            va="center", fontsize=7.5)  # fmt: skip
+        for position, name in enumerate(names):
+            cells = [value(one) for one in rungs[name].single]
+            ax.plot(cells, np.full(len(cells), position), linestyle="", marker="o", markersize=2.6,
+                    markerfacecolor="white", markeredgecolor="#555555", markeredgewidth=0.7)  # fmt: skip
+            if np.isfinite(numbers[position]):
+                furthest = np.nanmax([numbers[position], *cells])
+                ax.annotate(format(numbers[position], spec), (furthest, position), xytext=(4, 0),
+                            textcoords="offset points", va="center", fontsize=7.5)  # fmt: skip
         ax.set_xlabel(label, fontsize=8.5)
         for name, reference in (published or {}).items() if label.startswith("GPU busy") else ():
             published_mark(ax, reference.value, names.index(name), marker="|")

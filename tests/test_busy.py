@@ -40,6 +40,7 @@ def test_a_rung_pools_its_cells_by_time(store):
     assert rung.throughput_tok_s == pytest.approx(100.0)
     assert rung.step_ms == pytest.approx(20.0)
     assert rung.busy_pct == pytest.approx(60.0)  # (90 x 1 + 50 x 3) / 4
+    assert [(one.busy_pct, one.wall_s, one.single) for one in rung.single] == [(90.0, 1.0, ()), (50.0, 3.0, ())]
     assert (rung.kernels_ms, rung.gap_ms) == (pytest.approx(12.0), pytest.approx(8.0))
     assert rung.joules_per_token == pytest.approx(1.0)
     assert rung.power_w == pytest.approx(100.0)
