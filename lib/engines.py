@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import platform
+import random
 import selectors
 import shutil
 import signal
@@ -20,11 +21,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from tqdm.auto import tqdm
 
@@ -153,8 +154,9 @@ class Process:
     """One engine process and its event stream; it imports vLLM at once and builds its engine after `go`."""
 
     def __init__(
-        self, cells: list[Cell], profile: Profile, folder: Path, made: Provenance, gpus: Sequence[str] | None = None
-    ):
+        self, cells: list[Cell], profile: Profile, folder: Path, made: Provenance,
+        gpus: Sequence[str] | None = None, partners: Mapping[str, str] | None = None,
+    ):  # fmt: skip
         self.cells, self.limit_s = cells, profile.time_limit_s
         name = f"{cells[0].setting or 'engine'}-{int(time.time() * 1000) % 10**9}"
         logs = folder / "logs"
@@ -176,6 +178,7 @@ class Process:
             "model_path": models.locate(cells[0].engine.model),
             "records": str(folder / "records"),
             "log": str(self.log),
+            "partners": dict(partners or {}),
             "provenance": made.model_dump(mode="json"),
             "warm_up_tokens": WARM_UP_TOKENS,
         }
@@ -199,20 +202,17 @@ class Process:
 
     def go(self) -> None:
         """Let the process build its engine."""
-        with contextlib.suppress(BrokenPipeError):  # it died: `events` says so
-            self.child.stdin.write(b"go")
+        self._tell(nursery.GO)
+
+    def _tell(self, word: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError, ValueError):  # it died, `events` says so; or was ended
+            self.child.stdin.write(word)
             self.child.stdin.flush()
 
-    def pause(self) -> None:
-        """Let the whole process group stand still; one that has ended stays ended."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.child.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let it go on; its silence counts from now."""
+    def turn(self) -> None:
+        """Let it run one more cell; its silence counts from now."""
         self._heard = time.monotonic()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.child.pid, signal.SIGCONT)
+        self._tell(nursery.TURN)
 
     def events(self, tick: Callable[[], None] = lambda: None) -> Iterator[dict]:
         """Events as they come; `timeout` after limit_s of silence, `died` when the process is gone without an end."""
@@ -333,8 +333,8 @@ def run(
     total = sum(map(len, groups))
     pairs, groups = pair_off(groups, profile)
 
-    def make(left: list[Cell], gpus: Sequence[str] | None = None) -> Process:
-        return Process(left, profile, folder, made, gpus)
+    def make(left: list[Cell], *more) -> Process:
+        return Process(left, profile, folder, made, *more)
 
     with (
         _Lock(folder),
@@ -371,7 +371,7 @@ def run_group(
 ) -> Iterator[tuple[str, Cell]]:
     """All cells of one engine, in a process from `start`; after a failure the rest goes through a fresh one.
 
-    Yields ("starting" | "running" | "ended", cell); an ended cell's record is in the store. Close the iterator to end
+    Yields ("starting" | "ready" | "running" | "ended", cell); an ended cell's record is in the store. Close the iterator to end
     the engine; the running cell is then recorded as interrupted. `tick` is called every few seconds.
     """
     left = list(group)
@@ -385,6 +385,7 @@ def run_group(
                 match event["event"]:
                     case "ready":
                         ready = True
+                        yield "ready", current
                     case "running":
                         current = by_id[event["cell_id"]]
                         yield "running", current
@@ -414,36 +415,54 @@ def run_group(
         left = [c for c in left if c not in lost]
 
 
-def pair_off(
-    groups: list[list[Cell]], profile: Profile
-) -> tuple[list[tuple[list[Cell], list[Cell]]], list[list[Cell]]]:
-    """(pairs of engines that take turns on what both measure, the groups without those cells).
+class Pair(NamedTuple):
+    """Two engines that take turns, and their cells: the same questions in the same order."""
 
-    A pair needs GPUs for both engines; where there are too few, its engines stay in the groups, which a line says.
+    cells: tuple[list[Cell], list[Cell]]
+    gpus: tuple[list[str] | None, list[str] | None]  # what each is to see; None on a machine without
+
+    @property
+    def partners(self) -> dict[str, str]:
+        """Of each cell its counterpart's id."""
+        both = [(a.cell_id, b.cell_id) for a, b in zip(*self.cells, strict=True)]
+        return dict(both) | {b: a for a, b in both}
+
+
+def pair_off(groups: list[list[Cell]], profile: Profile) -> tuple[list[Pair], list[list[Cell]]]:
+    """The engines that take turns on what both are to measure, by `profile.in_turn`, and the groups without those cells.
+
+    Where a named engine has no partner left, or a pair too few GPUs, its cells stay in the groups, which a line says.
     """
-    pairs, visible = [], _visible_gpus()
-    for named in profile.turns:
-        both = [
-            {_question(c): c for g in groups for c in g if (c.setting, c.engine.repeat) == engine} for engine in named
-        ]
-        shared = [q for q in both[0] if q in both[1]]
-        if not shared:
-            continue
-        pair = tuple([cells[q] for q in shared] for cells in both)
-        need = sum(map(_num_gpus, pair))
-        if visible and need > len(visible):
-            print(f"{' and '.join(profile.in_turn[profile.turns.index(named)])} cannot take turns: they need {need} GPUs, "
-                  f"{len(visible)} can be seen; one is measured after the other", file=sys.stderr)  # fmt: skip
-            continue
-        pairs.append(pair)
-        taken = {c.cell_id for cells in pair for c in cells}
-        groups = [left for g in groups if (left := [c for c in g if c.cell_id not in taken])]
+    pairs: list[Pair] = []
+    for named, texts in zip(profile.turns, profile.in_turn, strict=True):
+        sides = [[own for g in groups if (own := _named(g, engine))] for engine in named]
+        met = [found for one in sides[0] for other in sides[1] if (found := _shared(one, other))]
+        if not met and any(sides):
+            print(f"{' and '.join(texts)} take no turns: of what both are to measure nothing is left", file=sys.stderr)
+        for cells in met:
+            gpus = _apart(cells)
+            if gpus is None:
+                print(f"{' and '.join(texts)} take no turns: they need {sum(map(_num_gpus, cells))} GPUs, "
+                      f"{len(_visible_gpus())} can be seen; one is measured after the other", file=sys.stderr)  # fmt: skip
+                continue
+            pairs.append(Pair(cells, gpus))
+            groups = [left for g in groups if (left := [c for c in g if c.cell_id not in pairs[-1].partners])]
     return pairs, groups
 
 
-def _question(cell: Cell) -> tuple:
-    """What two engines must share to be compared cell by cell."""
-    return cell.workload, cell.batch_size, cell.output_tokens, cell.ignore_eos
+def _named(group: list[Cell], engine: tuple[str, int]) -> list[Cell]:
+    return [c for c in group if (c.setting, c.engine.repeat) == engine]
+
+
+def _shared(one: list[Cell], other: list[Cell]) -> tuple[list[Cell], list[Cell]] | None:
+    """The cells of two engines that ask one model the same, in one order."""
+
+    def question(cell: Cell) -> tuple:
+        return cell.engine.model, cell.workload, cell.batch_size, cell.output_tokens, cell.ignore_eos
+
+    theirs = {question(c): c for c in other}
+    both = [(c, theirs[question(c)]) for c in one if question(c) in theirs]
+    return ([a for a, _ in both], [b for _, b in both]) if both else None
 
 
 def _num_gpus(cells: list[Cell]) -> int:
@@ -451,33 +470,45 @@ def _num_gpus(cells: list[Cell]) -> int:
 
 
 def _visible_gpus() -> list[str]:
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return (
-        [name for name in named.split(",") if name] if named is not None else list(map(str, range(params.count_gpus())))
-    )
+    """As CUDA reads CUDA_VISIBLE_DEVICES: what follows an unknown name, or one named twice, is not visible."""
+    number, named = params.count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None or not number:
+        return list(map(str, range(number)))
+    found: list[str] = []
+    for name in map(str.strip, named.split(",")):
+        known = int(name) < number if name.isdigit() else name.startswith(("GPU-", "MIG-"))
+        if not known or name in found:
+            break
+        found.append(name)
+    return found
 
 
-def _apart(pair: tuple[list[Cell], list[Cell]]) -> tuple[list[str] | None, list[str] | None]:
-    """The GPUs that each of two engines is to see, none of them twice; None where the machine has none."""
-    visible, first, second = _visible_gpus(), *map(_num_gpus, pair)
-    return (visible[:first], visible[first : first + second]) if visible else (None, None)
+def _apart(cells: tuple[list[Cell], list[Cell]]) -> tuple[list[str] | None, list[str] | None] | None:
+    """The GPUs that each of two engines is to see, none of them twice; None where there are too few."""
+    if not params.count_gpus():
+        return None, None
+    visible, first, second = _visible_gpus(), *map(_num_gpus, cells)
+    return (visible[:first], visible[first : first + second]) if first + second <= len(visible) else None
 
 
 def take_turns(
-    pair: tuple[list[Cell], list[Cell]],
-    make: Callable[[list[Cell], Sequence[str] | None], Process],
+    pair: Pair,
+    make: Callable[[list[Cell], list[str] | None, Mapping[str, str]], Process],
     store: Store,
     made: Provenance,
     tick: Callable[[], None],
 ) -> Iterator[tuple[str, Cell]]:
-    """The cells of two engines, one of each in turn, so that what slows the machine slows both: while one measures the
-    other stands still. Who goes first changes from cell to cell. Yields as `run_group` does.
+    """The cells of two engines, one of each in turn, so that what slows the machine for longer than a cell slows both.
+
+    The engine that waits asks for its next turn and does nothing. Chance decides who goes first. Yields as `run_group`
+    does.
     """
-    places, at_work = _apart(pair), {}
+    at_work: dict[int, Process] = {}
+    chance = random.Random(0)
 
     def start(place: int) -> Callable[[list[Cell]], Process]:
         def begin(left: list[Cell]) -> Process:
-            at_work[place] = make(left, places[place])
+            at_work[place] = make(left, pair.gpus[place], pair.partners)
             at_work[place].go()
             return at_work[place]
 
@@ -486,24 +517,24 @@ def take_turns(
     with contextlib.ExitStack() as stack:
         streams = [
             stack.enter_context(contextlib.closing(run_group(cells, start(place), store, made, tick)))
-            for place, cells in enumerate(pair)
+            for place, cells in enumerate(pair.cells)
         ]
-        for place, stream in enumerate(streams):  # one after the other, or the first would measure beside a start
+        for stream in streams:  # both start side by side
             yield next(stream)
+        for stream in streams:  # and neither measures before the other one is ready
             yield next(stream)
-            at_work[place].pause()
-        left, order = {0, 1}, [0, 1]
+        left = [0, 1]
         while left:
-            for place in [place for place in order if place in left]:
-                at_work[place].resume()
+            for place in chance.sample(left, len(left)):
+                at_work[place].turn()
                 for event in streams[place]:
                     yield event
+                    if event[0] == "ready":  # it was started again, after a failure
+                        at_work[place].turn()
                     if event[0] == "ended":
-                        at_work[place].pause()
                         break
                 else:
-                    left.discard(place)
-            order.reverse()
+                    left.remove(place)
 
 
 def _store_failure(store: Store, cell: Cell, status: str, reason: str, process: Process, made: Provenance) -> None:

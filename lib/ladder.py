@@ -245,14 +245,18 @@ def narrow(p: Profile, settings: Iterable[str], **options) -> list[Cell]:
 
 
 def wide(p: Profile, among: Iterable[str] | None = None) -> list[Cell]:
-    """The settings of `p.wide` (those `among` the named ones) on all workloads and seeds at its batch sizes."""
+    """The settings of `p.wide` (those `among` the named ones) on all workloads and seeds at its batch sizes.
+
+    An engine that takes turns with one of another setting is left to the notebook that has both.
+    """
+    partners = {engine: other for pair in p.turns for engine, other in (pair, pair[::-1])}
     return [
         c
         for batch, settings in p.wide.items()
         for name, repeats in settings.items()
         if among is None or name in among
         for c in cells(p, [name], batch_sizes=[batch], repeats=max(repeats, default=-1) + 1)
-        if c.engine.repeat in repeats
+        if c.engine.repeat in repeats and (among is None or partners.get((name, c.engine.repeat), (name,))[0] in among)
     ]
 
 

@@ -14,7 +14,7 @@ from lib import metrics
 from lib.records import Record
 
 NUM_RESAMPLES = 2000
-IN_TURN_S = 10  # no engine starts in so short a time: such neighbours are cells of two engines that take turns
+IN_TURN_S = 10  # no engine starts on a GPU in so short a time: such neighbours are cells of two engines that take turns
 ROUND_S = 2 * 3600  # records further apart in time are of two rounds: the machine may be another one
 MIN_DEGREES = 2  # two cells alone have one, whose quantile of 12.7 says nothing about anything
 
@@ -85,10 +85,16 @@ def near(first: str, second: str) -> bool:
 
 
 def in_turn(a: Record, b: Record) -> bool:
-    """Whether two records of one round were measured one right after the other, by engines that take turns."""
+    """Whether two records of one round were measured one right after the other, by engines that take turns.
+
+    Records name their partner; of those that were measured on a GPU before they did, the time tells.
+    """
+    if a.partner or b.partner:
+        return a.partner == b.cell_id and b.partner == a.cell_id and same_round(a, b)
     ends = [datetime.fromisoformat(r.provenance.measured).timestamp() for r in (a, b)]
     starts = [end - (r.wall_s or 0) for end, r in zip(ends, (a, b), strict=True)]
-    return same_round(a, b) and 0 <= max(starts) - min(ends) + 1 <= IN_TURN_S  # times are whole seconds
+    near_by = 0 <= max(starts) - min(ends) + 1 <= IN_TURN_S  # times are whole seconds
+    return near_by and a.provenance.gpu is not None and same_round(a, b)
 
 
 def rounds(records: Iterable[Record]) -> list[list[Record]]:

@@ -175,36 +175,64 @@ def twins(num_cells):
 
 
 def test_engines_that_take_turns_measure_what_they_share_in_pairs(standin, tmp_path):
-    ended = in_turn(twins(4), tmp_path)
-    assert [r.status for r in ended] == ["ok"] * 9
-    pairs = [{(r.cell.setting, r.cell.workload.seed) for r in ended[i : i + 2]} for i in range(0, 8, 2)]
-    assert pairs == [{("arm0", seed), ("arm1", seed)} for seed in range(4)]
-    # who goes first changes from pair to pair; what only one of them measures comes last, in an engine of its own
-    assert [ended[i].cell.setting for i in range(0, 8, 2)] == ["arm0", "arm1", "arm0", "arm1"]
-    assert (ended[8].cell.setting, ended[8].order) == ("arm1", 0) and ended[7].order == 3
+    ended = in_turn(twins(6), tmp_path)
+    assert [r.status for r in ended] == ["ok"] * 13
+    for i in range(0, 12, 2):
+        one, other = ended[i : i + 2]
+        assert one.cell.workload == other.cell.workload and one.cell.setting != other.cell.setting
+        assert (one.partner, other.partner) == (other.cell_id, one.cell_id)
+    # chance decides who goes first; what only one of them measures comes last, in an engine of its own
+    assert {ended[i].cell.setting for i in range(0, 12, 2)} == {"arm0", "arm1"}
+    assert (ended[12].cell.setting, ended[12].order, ended[12].partner) == ("arm1", 0, None) and ended[11].order == 5
 
 
-def test_the_engine_that_waits_stands_still(standin, tmp_path):
-    moved, original = [], engines.Process.resume
+def test_the_engine_that_waits_does_nothing(standin, tmp_path):
+    """However late its turn comes, no cell of one engine runs while the other one measures."""
+    said, original = [], engines.Process.turn
 
-    def still(process):
-        """Stopped within two seconds (a signal takes its time), or gone."""
-        for _ in range(200):
-            status = psutil.Process(process.child.pid).status() if psutil.pid_exists(process.child.pid) else "gone"
-            if status in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, "gone"):
-                return True
-            time.sleep(0.01)
-        return False
-
-    def resume(process):
-        moved.append(all(still(p) for p in running if p is not process))
+    def turn(process):
+        time.sleep(0.1)
+        said.append(("turn", process.cells[0].setting))
         original(process)
 
-    running, begin = [], engines.Process.go
-    standin.setattr(engines.Process, "go", lambda process: (running.append(process), begin(process)))
-    standin.setattr(engines.Process, "resume", resume)
-    in_turn(twins(3), tmp_path)
-    assert len(moved) >= 6 and all(moved)
+    def change(process, events):
+        for event in events:
+            if event["event"] in ("ready", "running", "done"):
+                said.append((event["event"], process.cells[0].setting))
+            yield event
+
+    standin.setattr(engines.Process, "turn", turn)
+    change_events(standin, change)
+    ended = in_turn(twins(3), tmp_path)
+    first = [what for what, _ in said].index("turn")
+    assert {name for what, name in said[:first] if what == "ready"} == {"arm0", "arm1"}
+    turns = said[first : first + 18]
+    for i in range(0, 18, 3):  # turn, running, done: of one engine
+        assert [what for what, _ in turns[i : i + 3]] == ["turn", "running", "done"]
+        assert len({name for _, name in turns[i : i + 3]}) == 1
+    shared = [r for r in ended if r.partner]
+    assert len(shared) == 6 and max(r.wall_s for r in shared) < 20 * min(r.wall_s for r in shared)
+
+
+def test_a_killed_caller_leaves_no_waiting_engine_behind(standin, tmp_path):
+    code = (
+        "import sys; sys.path.insert(0, 'tests'); import standin_sweep; from pathlib import Path; from lib import engines\n"
+        "from test_faults import IN_TURN, twins\n"
+        "change, original = [], engines.Process.events\n"
+        "def events(self, *args):\n"
+        "    for event in original(self, *args):\n"
+        "        if event['event'] == 'done': print(self.child.pid, flush=True)\n"
+        "        yield event\n"
+        "engines.Process.events = events\n"
+        f"engines.run(twins(40), standin_sweep.profile(**IN_TURN), progress=False, folder=Path({str(tmp_path)!r}))"
+    )
+    caller = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    pids = {int(caller.stdout.readline()) for _ in range(4)}
+    assert len(pids) == 2  # both have measured, so one of them waits now
+    caller.kill()
+    caller.wait()
+    gone, alive = psutil.wait_procs([psutil.Process(p) for p in pids if psutil.pid_exists(p)], timeout=20)
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_a_death_while_taking_turns_costs_one_cell_and_its_engine_goes_on(standin, tmp_path):
@@ -246,17 +274,40 @@ def test_an_interrupt_while_taking_turns_ends_both_engines(standin, tmp_path):
 def test_too_few_gpus_for_both_engines_are_named(monkeypatch, capsys):
     cells = twins(2)
     groups, p = [cells[:2], cells[2:]], standin_sweep.profile(**IN_TURN)
-    for visible, number in (("3", 0), ("3,5", 1)):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(engines.params, "count_gpus", lambda: 4)
+    for visible, split in (
+        ("3", None), ("3,2", (["3"], ["2"])), (" 1 , 0", (["1"], ["0"])), (None, (["0"], ["1"])), ("0,0", None),
+        ("0,-1,1", None), ("0,7", None), ("", None), ("GPU-ab,GPU-cd", (["GPU-ab"], ["GPU-cd"])),
+    ):  # fmt: skip
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         pairs, left = engines.pair_off(groups, p)
-        assert len(pairs) == number and sum(map(len, left)) == 5 - 4 * number
-    told = capsys.readouterr().err
-    assert "arm0 and arm1:1 cannot take turns: they need 2 GPUs, 1 can be seen" in told
-    assert engines._apart(pairs[0]) == (["3"], ["5"])
-    wide = [
+        assert [pair.gpus for pair in pairs] == [split] * bool(split)
+        assert sum(map(len, left)) == (1 if split else 5)
+        told = capsys.readouterr().err
+        assert ("arm0 and arm1:1 take no turns: they need 2 GPUs" in told) == (split is None)
+    large = [
         [c.model_copy(update={"engine": c.engine.model_copy(update={"tensor_parallel_size": 2})}) for c in cells[:2]]
     ]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    assert engines._apart((wide[0], cells[2:])) == (["0", "1"], ["2"])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert engines._apart(pairs[0]) == (None, None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    (pair,), _ = engines.pair_off([*large, cells[2:]], p)
+    assert pair.gpus == (["0", "1"], ["2"])
+    monkeypatch.setattr(engines.params, "count_gpus", lambda: 0)
+    assert engines.pair_off(groups, p)[0][0].gpus == (None, None)
+
+
+def test_a_named_engine_without_its_partner_is_told_and_models_are_not_mixed(capsys):
+    cells = twins(2)
+    p = standin_sweep.profile(**IN_TURN)
+    assert engines.pair_off([cells[:2]], p) == ([], [cells[:2]])
+    assert "arm0 and arm1:1 take no turns" in capsys.readouterr().err
+    assert engines.pair_off([], p) == ([], []) and not capsys.readouterr().err
+    other = cells[0].engine.model.model_copy(update={"name": "Qwen2.5-0.5B"})
+    second = [c.model_copy(update={"engine": c.engine.model_copy(update={"model": other})}) for c in cells]
+    pairs, left = engines.pair_off([cells[:2], second[:2], cells[2:], second[2:]], p)
+    assert [{c.engine.model.name for side in pair.cells for c in side} for pair in pairs] == [
+        {"opt-125m"},
+        {"Qwen2.5-0.5B"},
+    ]
+    assert sum(map(len, left)) == 2

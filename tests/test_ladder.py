@@ -94,6 +94,18 @@ def test_wide_settings_are_measured_on_every_workload_and_seed():
             ladder.notebook_cells(profile(**change, num_prompts=8), "04")
 
 
+def test_an_engine_that_takes_turns_is_left_to_the_notebook_that_has_both():
+    asked = {"vanilla": (1, 2), "padded_ngram_g3": (0,), "ngram": (0,)}
+    p = profile(wide={4: asked}, num_prompts=8, repeats=3, in_turn=[["vanilla:2", "padded_ngram_g3"]])
+    repeats = {
+        notebook: {
+            c.engine.repeat for c in ladder.notebook_cells(p, notebook) if (c.batch_size, c.setting) == (4, "vanilla")
+        }
+        for notebook in ("02", "03", "04")
+    }
+    assert repeats == {"02": {1}, "03": {1}, "04": {1, 2}}
+
+
 def test_a_control_that_is_wide_too_is_asked_for_once():
     p = profile(
         rungs=["vanilla", "vanilla_v1", "ngram"], wide={64: {"vanilla_v1": (0,)}}, batch_sizes=[64], num_prompts=8

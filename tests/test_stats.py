@@ -79,25 +79,35 @@ def test_a_round_is_compared_with_its_own_vanilla():
     assert stats.pair([wider], bases) == []
 
 
+def at(seconds, setting="vanilla", repeat=0, wall_s=4.0, gpu="a GPU", partner=None, **speculative):
+    """A record whose cell ended so many seconds after midnight."""
+    c = cell(setting, **speculative)
+    c = c.model_copy(update={"engine": c.engine.model_copy(update={"repeat": repeat})})
+    when = Provenance(measured=f"2026-01-01T00:00:{seconds:02d}Z", commit="abcdef0", cpu="a CPU", gpu=gpu)
+    return record(c, wall_s=wall_s, provenance=when, partner=partner)
+
+
 def test_engines_that_take_turns_are_compared_pair_by_pair():
-    """Vanilla's arms are a factor of two apart; the test ran right after the second of them."""
-
-    def at(seconds, setting="vanilla", repeat=0, wall_s=4.0, **speculative):
-        c = cell(setting, **speculative)
-        c = c.model_copy(update={"engine": c.engine.model_copy(update={"repeat": repeat})})
-        when = Provenance(measured=f"2026-01-01T00:00:{seconds:02d}Z", commit="abcdef0", cpu="a CPU")
-        return record(c, wall_s=wall_s, provenance=when)
-
-    early, beside = at(10), at(40, repeat=1, wall_s=8.0)
-    test = at(46, "ngram", wall_s=4.0, speculative=NGRAM)
+    """Vanilla's arms are a factor of two apart; the test names the second of them."""
+    early, beside = at(10), at(20, repeat=1, wall_s=8.0)
+    test = at(59, "ngram", partner=beside.cell_id, speculative=NGRAM)
+    beside = beside.model_copy(update={"partner": test.cell_id})
     assert stats.in_turn(test, beside) and stats.in_turn(beside, test) and not stats.in_turn(test, early)
     assert stats.speedup([test], [early, beside]).value == pytest.approx(2.0)
-    # an engine's start apart, both arms count: 6 s of vanilla on average
-    later = at(59, "ngram", wall_s=4.0, speculative=NGRAM)
-    assert not stats.in_turn(later, beside)
-    assert stats.speedup([later], [early, beside]).value == pytest.approx(1.5)
-    # cells that ran at the same time took no turns
-    assert not stats.in_turn(at(46, "ngram", wall_s=12.0, speculative=NGRAM), beside)
+    # one that names no partner is compared with both arms, 6 s on average
+    alone = test.model_copy(update={"partner": None})
+    assert not stats.in_turn(alone, beside)
+    assert stats.speedup([alone], [early, beside]).value == pytest.approx(1.5)
+
+
+def test_of_records_without_a_partner_the_time_tells_and_on_a_gpu_only():
+    beside, test = at(40, wall_s=8.0), at(46, "ngram", speculative=NGRAM)
+    assert stats.in_turn(test, beside) and stats.in_turn(beside, test)
+    # an engine's start apart; at the same time; on a CPU, where an engine starts within seconds
+    for other in (at(59, "ngram", speculative=NGRAM), at(46, "ngram", wall_s=12.0, speculative=NGRAM)):
+        assert not stats.in_turn(other, beside)
+    on_cpu = [at(s, name, gpu=None, wall_s=4.0) for s, name in ((40, "vanilla"), (46, "ngram"))]
+    assert not stats.in_turn(*on_cpu)
 
 
 def test_rounds_are_told_by_time_and_machine():
