@@ -134,9 +134,10 @@ def _later_rounds(p: params.Profile, held: list[Record]) -> list[str]:
         if not stats.same_machine(first[0], other[0]):
             continue  # other cores
         pace, spans = [], []
-        for w in p.workloads:
+        for w in p.workloads:  # on the prompts that both rounds measured
+            asked = [{r.cell.workload for r in members if r.cell.workload.name == w} for members in (first, other)]
             rates = [
-                [metrics.throughput_tok_s(r) for r in members if r.cell.workload.name == w]
+                [metrics.throughput_tok_s(r) for r in members if r.cell.workload in asked[0] & asked[1]]
                 for members in (first, other)
             ]
             pace += [np.mean(rates[1]) / np.mean(rates[0])] if all(rates) else []
@@ -147,8 +148,8 @@ def _later_rounds(p: params.Profile, held: list[Record]) -> list[str]:
             spans += [f"{text} {_span(found)}"] if found else []
         if spans and pace:
             lines.append(
-                f"- **Round {number}**, {_hours(first[0], other[0])} hours later (the same kind of machine; single engine cells "
-                f"of every setting but vanilla, whose intervals hold prompts only): vanilla at {min(pace):.2f} to "
+                f"- **Round {number}**, {_hours(first[0], other[0])} hours later (the same kind of machine; one engine cell a "
+                f"workload of most settings, whose interval holds prompts only): vanilla at {min(pace):.2f} to "
                 f"{max(pace):.2f} of the first round's vanilla, and over it {'; '.join(spans)}."
             )
     told = "Records tell the machine apart from round 7 on only; what slowed vanilla was not separated."
