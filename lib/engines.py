@@ -461,7 +461,7 @@ def _shared(one: list[Cell], other: list[Cell]) -> tuple[list[Cell], list[Cell]]
         return cell.engine.model, cell.workload, cell.batch_size, cell.output_tokens, cell.ignore_eos
 
     theirs = {question(c): c for c in other}
-    both = [(c, theirs[question(c)]) for c in one if question(c) in theirs]
+    both = [(c, found) for c in one if (found := theirs.pop(question(c), None))]
     return ([a for a, _ in both], [b for _, b in both]) if both else None
 
 

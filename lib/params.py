@@ -131,9 +131,8 @@ class Profile(Frozen):
     captured_gamma_schedule: str = ""  # of the arm padded_ngram_captured_schedule, like 1:7,128:3
     # batch size -> setting -> repeats of its engine, on all workloads and seeds
     wide: dict[int, dict[str, tuple[NonNegativeInt, ...]]] = Field(default_factory=dict)
-    in_turn: tuple[
-        tuple[str, str], ...
-    ] = ()  # pairs of engines that measure cell by cell in turn: setting or setting:repeat
+    # pairs of engines that measure cell by cell in turn, each as setting or setting:repeat
+    in_turn: tuple[tuple[str, str], ...] = ()
     ngram: Ngram = Ngram()
     suffix: Suffix = Suffix()
     draft_lengths: tuple[int, ...] = (3, 5, 7, 10)

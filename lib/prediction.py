@@ -310,9 +310,8 @@ class Survey:
     cell_noise: Mapping[str, float]  # A/A floor of single engine cells
     runners: Mapping[str, Literal["V1", "V2"]]
     parameters_b: Mapping[str, float]  # billions; 0 where unknown
-    _fitted: dict[tuple, Mapping[str, Law]] = field(
-        default_factory=dict, compare=False
-    )  # shared by what `of_round` gives
+    # laws by model and runs, shared by what `of_round` gives
+    _fitted: dict[tuple, Mapping[str, Law]] = field(default_factory=dict, compare=False)
 
     def real(self, label: str, without: str | None = None) -> list[_Observed]:
         """Runs of a model with real prompts, without those of one workload."""

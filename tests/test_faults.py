@@ -311,3 +311,7 @@ def test_a_named_engine_without_its_partner_is_told_and_models_are_not_mixed(cap
         {"Qwen2.5-0.5B"},
     ]
     assert sum(map(len, left)) == 2
+    # two cells that ask the same are not both given the one that answers them
+    twice = [cells[0], cells[0].model_copy(update={"draft_tokens": 1})]
+    ((one, other), _), *_ = engines.pair_off([twice, cells[2:]], p)[0]
+    assert (one, other) == ([cells[0]], [cells[2]])
