@@ -566,8 +566,8 @@ def recommendation(answer) -> Figure:
     height = 1.6 + 0.24 * max(len(names), 2)
     width = 2.2 + 1.9 * len(batches)
     figure, axes = new(title, ncols=len(batches), width=width, height=height, sharey=True, squeeze=False)
-    floor = answer.costs.noise
     for ax, batch in zip(axes[0], batches, strict=True):
+        floor = answer.costs.noise_at(batch)
         for p in (p for p in answer.predictions if p.batch_size == batch and p.speculative is not None):
             y, e = names.index(p.setting), p.speedup
             sure = p.verdict in ("pays", "does not pay", "baseline")

@@ -71,17 +71,22 @@ class Costs:
     """What steps cost on one machine with one model.
 
     prompt_ms: a prompt token. extra_ms[drafter]: (batch size, ms a step) that real prompts and the drafter
-    itself add to the law; linear between, from (0, 0). noise: relative change that identical engine cells
-    show (A/A), NaN if unknown.
+    itself add to the law; linear between, from (0, 0). noise[batch size]: |log ratio| that identical engine
+    cells show there (A/A), empty if unknown.
     """
 
     vanilla: Law
     drafter: Law
     prompt_ms: float
     extra_ms: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
-    noise: float = float("nan")
+    noise: Mapping[int, float] = field(default_factory=dict)
     runner: Literal["V1", "V2"] = "V1"  # of vLLM's own ngram
     notes: tuple[str, ...] = ()
+
+    def noise_at(self, batch_size: int) -> float:
+        """The floor of the measured batch size nearest by factor, the larger one of two; NaN if none was measured."""
+        near = sorted((abs(np.log(batch_size / batch)), -floor) for batch, floor in self.noise.items())
+        return -near[0][1] if near else float("nan")
 
     def extra(self, drafter: str, running: np.ndarray) -> np.ndarray:
         """ms that `drafter` adds to steps with `running` requests; if unmeasured, what a plain run adds.
@@ -306,7 +311,7 @@ class Survey:
 
     grid: Mapping[str, Sequence[steptime.Row]]  # points from random prompts, by model label
     observed: tuple[_Observed, ...]
-    noise: Mapping[str, float]  # A/A floor of ratios that pool seeds, by model label
+    noise: Mapping[str, Mapping[int, float]]  # A/A floor of ratios that pool seeds, by model label and batch size
     cell_noise: Mapping[str, float]  # A/A floor of single engine cells
     runners: Mapping[str, Literal["V1", "V2"]]
     parameters_b: Mapping[str, float]  # billions; 0 where unknown
@@ -400,7 +405,7 @@ class Survey:
             prompt_ms = max(laws["vanilla"].regimes[0].token, 0.0)
             notes.append("No plain run with real prompts is in the law's folder: reading a prompt is the law's guess.")
         return Costs(
-            laws["vanilla"], laws["walking"], float(prompt_ms), extra_ms, self.noise.get(teller, float("nan")),
+            laws["vanilla"], laws["walking"], float(prompt_ms), extra_ms, self.noise.get(teller, {}),
             self.runners.get(teller, "V1"), tuple(notes),
         )  # fmt: skip
 
@@ -422,13 +427,15 @@ def survey(all_records: Iterable[Record], store: Store) -> Survey:
             arms.setdefault(label, {}).setdefault(r.cell.engine.repeat, []).append(r)
         if r.cell.setting == "ngram" and r.resolved is not None:
             runners[label] = r.resolved.runner
-    pooled, single = (
-        {
-            label: stats.noise_floor(list(by_repeat.values()), pooled=together, otherwise=float("nan"))
-            for label, by_repeat in arms.items()
-        }
-        for together in (True, False)
-    )
+    pooled, single = {}, {}
+    for label, by_repeat in arms.items():
+        repeats = list(by_repeat.values())
+        single[label] = stats.noise_floor(repeats, otherwise=float("nan"))
+        for batch in sorted({r.cell.batch_size for own in repeats for r in own}):
+            there = [[r for r in own if r.cell.batch_size == batch] for own in repeats]
+            floor = stats.noise_floor(there, pooled=True, otherwise=float("nan"))
+            if np.isfinite(floor):
+                pooled.setdefault(label, {})[batch] = floor
     return Survey(rows, tuple(observed), pooled, single, runners, sizes)
 
 
@@ -541,7 +548,9 @@ def predict(
     if speculative is None:
         speedup = Estimate(1.0, 1.0, 1.0, speedup.n)
     c = test.counters
-    verdict = judge(speedup, costs.noise, max(timed.outside, plain.outside)) if speculative else "baseline"
+    verdict = (
+        judge(speedup, costs.noise_at(batch_size), max(timed.outside, plain.outside)) if speculative else "baseline"
+    )
     return Prediction(
         setting, speculative, batch_size, metrics.tokens_per_step(c), metrics.draft_coverage(c),
         metrics.acceptance_rate(c), c.num_draft_tokens / c.num_request_steps, _ratio(timed, plain),

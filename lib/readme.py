@@ -152,7 +152,9 @@ def _later_rounds(p: params.Profile, held: list[Record]) -> list[str]:
                 f"workload of most settings, whose interval holds prompts only): vanilla at {min(pace):.2f} to "
                 f"{max(pace):.2f} of the first round's vanilla, and over it {'; '.join(spans)}."
             )
-    told = "Records tell the machine apart from round 7 on only; what slowed vanilla was not separated."
+    known = [number for number, members in enumerate(order, 1) if members[0].provenance.machine]
+    since = f"from round {known[0]} on only" if known else "in no round"
+    told = f"Records tell machines apart {since}; what slowed vanilla was not separated."
     return [*lines[:-1], f"{lines[-1]} {told}"] if lines else []
 
 
@@ -192,12 +194,16 @@ def _drafts(p: params.Profile, name: str) -> str:
 
 
 def _order(tests: list[Record], bases: list[Record], in_turn: bool) -> str:
-    """How the tests and their round's vanilla at that batch size lie in time: cell by cell in turn, or one after the other."""
-    if in_turn:
-        return ", **cell by cell in turn with vanilla**"
+    """How the tests and their round's vanilla at that batch size lie in time, and how far its arms lie apart."""
     own = [b for b in bases if stats.same_round(b, tests[0]) and b.cell.batch_size == tests[0].cell.batch_size]
     apart = max(b.provenance.measured for b in own) < min(t.provenance.measured for t in tests)
-    return ", all after vanilla's" if apart else ""
+    order = ", **cell by cell in turn with vanilla**" if in_turn else ", all after vanilla's" if apart else ""
+    arms = [ladder.named(own, "vanilla", repeat=i) for i in sorted({b.cell.engine.repeat for b in own})]
+    floor = stats.noise_floor(arms, pooled=True, otherwise=float("nan"))
+    told = (
+        f"; identical vanilla engines of that round differ by up to {np.exp(floor):.2f} times over a workload's seeds"
+    )
+    return order + (told if np.isfinite(floor) else "")
 
 
 def _hours(first: Record, later: Record) -> int:

@@ -269,7 +269,7 @@ class Answer:
             "left_out": [{"line": b.number, "reason": b.reason} for b in self.bad],
             "law": {"model": self.costs.vanilla.model, "hardware": self.costs.vanilla.hardware,
                     "relative_error": number(self.costs.drafter.relative_error)},
-            "noise_floor": number(self.costs.noise), "notes": list(self.notes),
+            "noise_floor": {str(b): number(self.costs.noise_at(b)) for b in self.batch_sizes}, "notes": list(self.notes),
             "answers": answers, "predictions": [row(p) for p in self.predictions],
         }  # fmt: skip
 
@@ -306,10 +306,11 @@ def answer(
         notes.append(
             f"The law was measured on {costs.vanilla.hardware}, not on {hardware}: the answer holds for the former."
         )
-    if not np.isfinite(costs.noise):
+    if not costs.noise:
         notes.append("The law's folder holds no repeated engine cells: verdicts allow for no noise floor.")
     else:
-        notes.append(f"Noise floor: a verdict needs the whole interval beyond a factor of {np.exp(costs.noise):.2f}.")
+        told = ", ".join(f"{np.exp(costs.noise_at(b)):.2f} at batch {b}" for b in sizes)
+        notes.append(f"Noise floor: a verdict needs the whole interval beyond a factor of {told}.")
     if few := [str(b) for b in batch_sizes or () if b > len(log.streams)]:
         notes.append(
             f"Batch {', '.join(few)}: the log has {len(log.streams)} requests, so no more than these run together."

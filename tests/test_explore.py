@@ -51,7 +51,7 @@ def test_the_decision_map_marks_what_lies_outside_the_grid():
     assert texts(figure).count("1.50") >= 4
 
 
-@pytest.mark.parametrize("noise", [0.05, float("nan")])
+@pytest.mark.parametrize("noise", [{1: 0.05}, {}])
 def test_the_recommendation_has_a_panel_a_batch_size(noise):
     log = requestlog.Log(tuple(PERIODIC), (), ())
     settings = {"vanilla": None, "ngram_g3": NGRAM}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import made_up_records as made_up
 import numpy as np
@@ -317,3 +319,24 @@ def test_measured_ratio_and_metrics_are_those_of_the_collection(folder):
     tests = [r for r in folder.all() if r.cell.setting == "ngram"]
     assert stats.speedup(tests, plain).value > 0
     assert all(metrics.tokens_per_step(r.counters) >= 1 for r in tests)
+
+
+def test_the_noise_floor_is_that_of_the_nearest_measured_batch():
+    found = replace(hand_made(), noise={1: 0.1, 64: 0.2, 256: 0.5})
+    assert [found.noise_at(b) for b in (1, 4, 16, 100, 400)] == [0.1, 0.1, 0.2, 0.2, 0.5]
+    assert found.noise_at(8) == 0.2  # as far from 1 as from 64: the larger one
+    assert math.isnan(replace(hand_made(), noise={}).noise_at(8))
+
+
+def test_arms_at_one_batch_say_nothing_of_another():
+    """Identical engines agree at batch 2 and differ by a factor of two at batch 4."""
+    held = []
+    for batch, walls in ((2, (2.0, 2.0)), (4, (2.0, 4.0))):
+        for repeat, wall_s in enumerate(walls):
+            c = made_up.cell(batch_size=batch)
+            c = c.model_copy(update={"engine": c.engine.model_copy(update={"repeat": repeat})})
+            held.append(made_up.record(c, wall_s=wall_s, has_trace=True))
+    store = SimpleNamespace(trace=lambda r: made_up.trace([1.0], [2]))
+    noise = prediction.survey(held, store).noise
+    ((label, floors),) = noise.items()
+    assert floors == {2: pytest.approx(0.0), 4: pytest.approx(math.log(2))}
