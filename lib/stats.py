@@ -15,6 +15,7 @@ from lib.records import Record
 
 NUM_RESAMPLES = 2000
 IN_TURN_S = 10  # no engine starts on a GPU in so short a time: such neighbours are cells of two engines that take turns
+PARTNERS_NAMED = "2026-11-30T12:25:07Z"  # from then on a record names its partner, and without one it has none
 ROUND_S = 2 * 3600  # records further apart in time are of two rounds: the machine may be another one
 MIN_DEGREES = 2  # two cells alone have one, whose quantile of 12.7 says nothing about anything
 
@@ -89,7 +90,7 @@ def in_turn(a: Record, b: Record) -> bool:
 
     Records name their partner; of those that were measured on a GPU before they did, the time tells.
     """
-    if a.partner or b.partner:
+    if a.partner or b.partner or max(r.provenance.measured for r in (a, b)) >= PARTNERS_NAMED:
         return a.partner == b.cell_id and b.partner == a.cell_id and same_round(a, b)
     ends = [datetime.fromisoformat(r.provenance.measured).timestamp() for r in (a, b)]
     starts = [end - (r.wall_s or 0) for end, r in zip(ends, (a, b), strict=True)]
@@ -113,7 +114,8 @@ def round_of(record: Record, rounds: Sequence[Sequence[Record]]) -> int | None:
 
 def bases_of(test: Record, bases: Sequence[Record]) -> list[Record]:
     """The bases with the prompts, batch and output rule of `test`, from the same kind of machine: of its own round where
-    that has any, those in turn with it where there are any, and of its own repeat where it is a repeat.
+    that has any, those in turn with it where there are any, else rather those that took turns with none (an engine whose
+    neighbour waits has the host to itself), and of its own repeat where it is a repeat.
     """
 
     def key(r: Record) -> tuple:
@@ -121,7 +123,7 @@ def bases_of(test: Record, bases: Sequence[Record]) -> list[Record]:
 
     found = [b for b in bases if test.status == b.status == "ok" and key(b) == key(test) and same_machine(test, b)]
     found = [b for b in found if same_round(test, b)] or found
-    found = [b for b in found if in_turn(test, b)] or found
+    found = [b for b in found if in_turn(test, b)] or [b for b in found if not b.partner] or found
     repeat = test.cell.engine.repeat
     return [b for b in found if b.cell.engine.repeat == repeat] or found if repeat else found
 
@@ -218,8 +220,8 @@ def acceptance_rate(records: Sequence[Record], *, seed: int = 0) -> Estimate:
 def noise_floor(arms: Sequence[Sequence[Record]], *, pooled: bool = False, otherwise: float | None = None) -> float:
     """Largest |log ratio| of the throughputs of identical cells in two arms (A/A): what a log speedup must exceed.
 
-    Arms of two rounds are not compared, as `speedup` does not either. Per engine cell; `pooled`: per workload and batch
-    size over its seeds, the floor for ratios that pool seeds too.
+    Arms of two rounds are not compared, as `speedup` does not either, nor a cell that had a partner with any other.
+    Per engine cell; `pooled`: per workload and batch size over its seeds, the floor for ratios that pool seeds too.
     Without two arms that share a cell it is `otherwise`, or ValueError where that is None.
     """
     logs = []
@@ -246,4 +248,9 @@ def _identical(tests: Sequence[Record], bases: Sequence[Record]) -> list[tuple[R
     found = (
         (t, same.get((t.cell.workload, t.cell.batch_size, t.cell.output_tokens))) for t in tests if t.status == "ok"
     )
-    return [(t, b) for t, b in found if b is not None and same_round(t, b)]
+    return [(t, b) for t, b in found if b is not None and same_round(t, b) and _alike(t, b)]
+
+
+def _alike(a: Record, b: Record) -> bool:
+    """Whether both had the host as much to themselves: partners of each other, or neither with one."""
+    return in_turn(a, b) if a.partner or b.partner else True

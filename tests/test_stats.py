@@ -94,10 +94,20 @@ def test_engines_that_take_turns_are_compared_pair_by_pair():
     beside = beside.model_copy(update={"partner": test.cell_id})
     assert stats.in_turn(test, beside) and stats.in_turn(beside, test) and not stats.in_turn(test, early)
     assert stats.speedup([test], [early, beside]).value == pytest.approx(2.0)
-    # one that names no partner is compared with both arms, 6 s on average
+    # one that names no partner shared the host, so it is compared with what shared it too, if there is any
     alone = test.model_copy(update={"partner": None})
     assert not stats.in_turn(alone, beside)
-    assert stats.speedup([alone], [early, beside]).value == pytest.approx(1.5)
+    assert stats.speedup([alone], [early, beside]).value == pytest.approx(1.0)
+    assert stats.speedup([alone], [beside]).value == pytest.approx(2.0)
+
+
+def test_identical_engines_in_turn_make_a_noise_floor_of_their_own():
+    """8 s against 6 s in turn; against the 2 s of an arm that took no turns neither is compared."""
+    one, other, alone = at(10, repeat=1, wall_s=8.0), at(20, repeat=2, wall_s=6.0), at(30, repeat=3, wall_s=2.0)
+    one, other = (a.model_copy(update={"partner": b.cell_id}) for a, b in ((one, other), (other, one)))
+    assert stats.noise_floor([[alone], [one], [other]]) == pytest.approx(math.log(8 / 6))
+    with pytest.raises(ValueError, match="identical cells"):
+        stats.noise_floor([[alone], [one]])
 
 
 def test_of_records_without_a_partner_the_time_tells_and_on_a_gpu_only():
@@ -108,6 +118,12 @@ def test_of_records_without_a_partner_the_time_tells_and_on_a_gpu_only():
         assert not stats.in_turn(other, beside)
     on_cpu = [at(s, name, gpu=None, wall_s=4.0) for s, name in ((40, "vanilla"), (46, "ngram"))]
     assert not stats.in_turn(*on_cpu)
+    # of the days on which records name their partner, a neighbour by chance
+    since = [
+        r.model_copy(update={"provenance": r.provenance.model_copy(update={"measured": f"2026-12-01T00:00:{s}Z"})})
+        for r, s in ((beside, 40), (test, 46))
+    ]
+    assert not stats.in_turn(*since)
 
 
 def test_rounds_are_told_by_time_and_machine():
