@@ -410,11 +410,11 @@ def six_workloads(
 
 
 def speedup_by_batch(
-    curves: Mapping[str, Mapping[int, object]], title: str, single: Mapping[str, set[int]] | None = None
+    curves: Mapping[str, Mapping[int, object]], title: str, fewer: Mapping[str, set[int]] | None = None
 ) -> Figure:
     """Speedup over vanilla against batch size, one line a setting; curves[setting][batch] is a stats.Estimate.
 
-    single[setting]: batches that are one engine cell, drawn hollow: their interval holds prompts only.
+    fewer[setting]: batches where only some workloads were measured, one engine cell each, drawn hollow.
     """
     figure, ax = new(title)
     names = {}
@@ -424,7 +424,7 @@ def speedup_by_batch(
         style = {"color": colour_of(setting), "linestyle": ("-", "--", ":")[min(twin, 2)]}
         ax.plot(batches, [points[b].value for b in batches], **style)
         for b in batches:
-            fill = "white" if b in (single or {}).get(setting, ()) else style["color"]
+            fill = "white" if b in (fewer or {}).get(setting, ()) else style["color"]
             ax.plot([b], [points[b].value], marker=marker_of(setting), markersize=5, markerfacecolor=fill,
                     color=style["color"], zorder=3)  # fmt: skip
         for b in batches:
@@ -436,7 +436,7 @@ def speedup_by_batch(
     top = max(e.high if np.isfinite(e.high) else e.value for points in curves.values() for e in points.values())
     for (setting, batch, _), y in zip(ends, apart([v for *_, v in ends], 0.055 * top), strict=True):
         ax.annotate(names[setting], (batch, y), xytext=(8, 0), fontsize=8, textcoords="offset points", va="center",
-                    color=colour_of(setting))  # fmt: skip
+                    color=colour_of(setting), bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
     ax.axhline(1.0, color="#888888", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
     ax.annotate("no gain", (0.0, 1.0), xycoords=("axes fraction", "data"), xytext=(3, 2), textcoords="offset points",
                 fontsize=7.5, color="#6B6B6B")  # fmt: skip
@@ -445,8 +445,8 @@ def speedup_by_batch(
     ax.set_xticks(ticks, [str(b) for b in ticks])
     ax.margins(x=0.25)
     ax.set_ylim(bottom=0)
-    note = "; hollow: one engine cell" if any((single or {}).values()) else ""
-    ax.set_xlabel(f"batch size (requests in flight){note}")
+    note = "; hollow: some workloads, one engine cell each" if any((fewer or {}).values()) else ""
+    ax.set_xlabel(f"batch size{note}" if note else "batch size (requests in flight)")
     ax.set_ylabel("throughput / vanilla, as shipped")
     return figure
 

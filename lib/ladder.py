@@ -381,6 +381,30 @@ def swept(p: Profile, records: Iterable, setting: str, *, batch_size: int, **whe
     return [r for r in found if batch_size in p.batch_sizes or r.cell.workload.seed == _swept_seed(batch_size)]
 
 
+def everywhere(p: Profile, records: Iterable[Record], setting: str, batch_size: int) -> list[Record]:
+    """The records of a setting with the profile's seeds that have vanilla of their own round beside them, over all rounds;
+    only those in turn with vanilla where there are any."""
+    records = [r for r in records if r.cell.workload.seed in p.seeds]
+    plain = named(records, "vanilla", batch_size=batch_size)
+    found = stats.beside(named(records, setting, batch_size=batch_size), plain)
+    return [r for r in found if _in_turn(r, plain)] or found
+
+
+def _in_turn(test: Record, bases: list[Record]) -> bool:
+    return any(stats.in_turn(test, b) for b in stats.bases_of(test, bases))
+
+
+def twins(p: Profile, records: Iterable[Record], batch_size: int) -> list[tuple[list[Record], list[Record]]]:
+    """Of each pair of identical vanilla engines in `p.in_turn` the records at a batch size that were measured in turn, in one
+    order."""
+    plain, found = named(records, "vanilla", batch_size=batch_size), []
+    for one, other in (pair for pair in p.turns if {name for name, _ in pair} == {"vanilla"}):
+        both = [named(plain, name, repeat=repeat) for name, repeat in (one, other)]
+        pairs = [(a, b) for a, b in stats.pair(*both) if stats.in_turn(a, b)]
+        found += [tuple(map(list, zip(*pairs, strict=True)))] if pairs else []
+    return found
+
+
 class WideRound(NamedTuple):
     """What one round of measurement holds of a setting of `Profile.wide` at a batch size."""
 
@@ -394,7 +418,7 @@ def wide_rounds(p: Profile, records: Iterable[Record], batch_size: int) -> list[
     records = [r for r in records if r.cell.workload.seed in p.seeds]
     plain = named(records, "vanilla", batch_size=batch_size)
     return [
-        WideRound(name, members, all(any(stats.in_turn(r, b) for b in stats.bases_of(r, plain)) for r in members))
+        WideRound(name, members, all(_in_turn(r, plain) for r in members))
         for name in p.wide.get(batch_size, {})
         if name != "vanilla"
         for members in stats.rounds(stats.beside(named(records, name, batch_size=batch_size), plain))

@@ -433,7 +433,7 @@ def survey(all_records: Iterable[Record], store: Store) -> Survey:
         single[label] = stats.noise_floor(repeats, otherwise=float("nan"))
         for batch in sorted({r.cell.batch_size for own in repeats for r in own}):
             there = [[r for r in own if r.cell.batch_size == batch] for own in repeats]
-            floor = stats.noise_floor(there, pooled=True, otherwise=float("nan"))
+            floor = stats.noise_floor(there, over="workload", otherwise=float("nan"))
             if np.isfinite(floor):
                 pooled.setdefault(label, {})[batch] = floor
     return Survey(rows, tuple(observed), pooled, single, runners, sizes)

@@ -63,10 +63,9 @@ def answer() -> str:
     by_setting = {s: found for s in SHOWN if (found := ratios(p, held, s))}
     batch, first = p.batch_sizes[0], held[0]
     machine = first.provenance.gpu or first.provenance.cpu
-    where = (
-        f"{p.model.name}, {p.engine.dtype}, {machine}, vLLM {first.resolved.vllm_version}, {batch} requests in flight"
-    )
-    lines = [f"*{where}; throughput as a multiple of vanilla as shipped, with 95 % intervals:*", ""]
+    where = f"{p.model.name}, {p.engine.dtype}, {machine}, vLLM {first.resolved.vllm_version}"
+    lines = [f"*{where}; throughput as a multiple of vanilla as shipped, with 95 % intervals.*"]
+    lines += [*by_requests(p, held), "", f"With {batch} requests in flight, unless said:", ""]
     sentences = {
         "full": "The published full configuration (suffix 32, PIECEWISE, gpu_memory_utilization 0.80) gives {}.",
         "ngram": "vLLM's own ngram drafter, as of this version, gives {}.",
@@ -74,9 +73,6 @@ def answer() -> str:
         "padded_ngram": "The same ngram drafts **filled up to the length that the FULL CUDA graph was captured for** give {}.",
     }
     lines += [f"- {text.format(_span(by_setting[s]))}" for s, text in sentences.items() if s in by_setting]
-    if by_batch := _by_batch(p, held, "padded_ngram"):
-        lines.append(f"- By requests in flight, {' / '.join(p.sweep_workloads)}, those filled drafts give {by_batch}; "
-                     f"other batches than {batch} are one engine cell each, whose interval holds prompts only.")  # fmt: skip
     lines += _later_rounds(p, held) + larger_graphs(p, held) + _wide(p, held) + _closed(p) + departures()
     lines += ["", "| workload | " + " | ".join(figures.label_of(s) for s in by_setting) + " |"]
     lines.append("|---" * (len(by_setting) + 1) + "|")
@@ -92,6 +88,53 @@ def answer() -> str:
     if table := shaped():
         lines += ["", *table]
     return "\n".join(lines)
+
+
+def by_requests(p: params.Profile, held: list[Record]) -> list[str]:
+    """A table of throughput ratios over all workloads and seeds, by requests in flight, with the lowest and the highest
+    workload; empty where no other batch size than the profile's was measured on all of them."""
+    base = ladder.named(held, "vanilla")
+    order = stats.rounds(base)
+    found: dict[int, dict[str, list[Record]]] = {}
+    for batch in sorted({*p.batch_sizes, *p.wide}):
+        for name in (rung for rung in p.rungs if rung != "vanilla"):
+            tests = ladder.everywhere(p, held, name, batch)
+            if {t.cell.workload.name for t in tests} == set(p.workloads):
+                found.setdefault(batch, {})[name] = tests
+    if not set(found) - set(p.batch_sizes):
+        return []
+    shown = [rung for rung in p.rungs if any(rung in row for row in found.values())]
+    table = ["| requests | " + " | ".join(figures.label_of(s) for s in shown) + " | identical engines |"]
+    table.append("|---" * (len(shown) + 2) + "|")
+    full = len(p.workloads) * len(p.seeds)
+    for batch, row in found.items():
+        entries = []
+        for tests in (row.get(s, []) for s in shown):
+            by_workload = [[t for t in tests if t.cell.workload.name == w] for w in p.workloads]
+            values = [stats.speedup(some, base).value for some in by_workload if some]
+            fewer = f", {len(tests)} cells" if len(tests) != full else ""
+            entries.append(
+                f"{stats.speedup(tests, base)}{figures.round_mark(tests, order)} ({min(values):.2f} to {max(values):.2f}{fewer})"
+                if tests
+                else "—"
+            )
+        own = [b for tests in row.values() for t in tests for b in stats.bases_of(t, base)]
+        table.append(
+            f"| {batch} | "
+            + " | ".join(entries)
+            + f" | {np.exp(_floor(own, 'batch')):.2f} ({np.exp(_floor(own)):.2f}) |"
+        )
+    return ["", f"By requests in flight, over all {len(p.workloads)} workloads and {len(p.seeds)} prompt seeds ({full} engine "
+            f"cells an entry unless said; in brackets the lowest and the highest workload; ² and so on: the round; *identical "
+            f"engines*: how many times vanilla's own arms beside them differ, in brackets over one workload's seeds):",
+            "", *table]  # fmt: skip
+
+
+def _floor(bases: list[Record], over: str = "workload") -> float:
+    """The noise floor of the vanilla arms among some records; NaN without two."""
+    own = list({b.cell_id: b for b in bases}.values())
+    arms = [ladder.named(own, "vanilla", repeat=i) for i in sorted({b.cell.engine.repeat for b in own})]
+    return stats.noise_floor(arms, over=over, otherwise=float("nan"))
 
 
 def _by_batch(p: params.Profile, held: list[Record], setting: str) -> str:
@@ -122,6 +165,7 @@ AGAIN = {
     "plain_suffix": "suffix drafts of at most 7 tokens (by our drafter, unfilled)",
     "padded_suffix_g32": "suffix drafts filled to 32 tokens (a full batch of them has no graph)",
     "full_gmu_default": "the full configuration at vLLM's own gpu_memory_utilization",
+    "padded_ngram_g32": "ngram drafts filled to 32 tokens",
 }
 
 
@@ -159,32 +203,55 @@ def _later_rounds(p: params.Profile, held: list[Record]) -> list[str]:
 
 
 def larger_graphs(p: params.Profile, held: list[Record]) -> list[str]:
-    """A line: padded drafts with graphs up to the largest step and FULL for any step, against their own round's vanilla."""
-    base = ladder.named(held, "vanilla")
-    batches = (*p.batch_sizes, *p.batch_sweep)
-    tests = [r for b in batches for r in ladder.swept(p, held, "padded_ngram_captured_full", batch_size=b)]
-    tests = stats.beside(tests, base)
-    if not tests:
-        return []
-    number = stats.round_of(tests[0], stats.rounds(base)) + 1
-    found = _by_batch(p, [*tests, *base], tests[0].cell.setting)
-    return [f"- With graphs captured up to the largest step of drafts and FULL for any step (`max_cudagraph_capture_size`, "
-            f"`cudagraph_mode`), round {number}, {' / '.join(p.sweep_workloads)}: {found}; one engine cell each, whose "
-            f"interval holds prompts only."]  # fmt: skip
+    """Lines: drafts with graphs up to the largest step and FULL for any step, against their own round's vanilla; filled, then
+    unfilled."""
+    base, lines, swept = ladder.named(held, "vanilla"), [], []
+    batches = sorted({*p.batch_sizes, *p.batch_sweep})
+    where = " / ".join(p.sweep_workloads)
+    settings = {
+        "padded_ngram_captured_full": "- With graphs captured up to the largest step of drafts and FULL for any step "
+        "(`max_cudagraph_capture_size`, `cudagraph_mode`), filled drafts",
+        "plain_ngram_captured_full": "- With such graphs the same drafts *unfilled* (by our drafter)",
+    }
+    for name, text in settings.items():
+        swept.append([r for b in batches for r in ladder.swept(p, held, name, batch_size=b)])
+        if tests := stats.beside(swept[-1], base):
+            number = stats.round_of(tests[0], stats.rounds(base)) + 1
+            found = _by_batch(p, [*tests, *base], name)
+            lines.append(
+                f"{text}, round {number}, {where}: {found}; one engine cell each, whose interval holds prompts only"
+            )
+    filled, plain = (
+        {(r.cell.workload, r.cell.batch_size): metrics.throughput_tok_s(r) for r in some} for some in swept
+    )
+    if both := [plain[key] / filled[key] for key in plain if key in filled]:
+        lines[-1] += (
+            f". In tokens a second, on the same prompts but hours apart on two machines, unfilled over filled: "
+            f"{min(both):.2f} to {max(both):.2f}, median {np.median(both):.2f} ({len(both)} cells)"
+        )
+    return [f"{line}." for line in lines]
 
 
 def _wide(p: params.Profile, held: list[Record]) -> list[str]:
-    """A line a round that measured a setting on every workload at another batch size than the profile's."""
+    """A line a round that measured a setting with larger graphs on every workload at another batch size than the profile's;
+    then what identical engines in turn differ by there."""
     lines = []
     bases = ladder.named(held, "vanilla")
     order = stats.rounds(bases)
     for batch in (b for b in p.wide if b not in p.batch_sizes):
         for name, tests, in_turn in ladder.wide_rounds(p, held, batch):
+            if name in p.rungs:
+                continue  # in the table by requests
             by_workload = {w: [t for t in tests if t.cell.workload.name == w] for w in p.workloads}
             found = {w: stats.speedup(t, bases) for w, t in by_workload.items() if t}
             lines.append(f"- **{batch} requests**, {_drafts(p, name)}: {_span(found)}, {stats.speedup(tests, bases)} over "
                          f"all {len(found)} workloads ({len(tests)} engine cells of round "
                          f"{stats.round_of(tests[0], order) + 1}{_order(tests, bases, in_turn)}).")  # fmt: skip
+        for one, other in ladder.twins(p, held, batch):
+            floor = np.exp(stats.noise_floor([one, other], over="workload"))
+            lines.append(f"- **{batch} requests**, two identical vanilla engines **in turn**: {stats.speedup(one, other)} of "
+                         f"each other over all workloads, up to {floor:.2f} times over a workload's seeds ({len(one)} engine "
+                         f"cells each, round {stats.round_of(one[0], order) + 1}).")  # fmt: skip
     return lines
 
 
@@ -198,8 +265,7 @@ def _order(tests: list[Record], bases: list[Record], in_turn: bool) -> str:
     own = [b for b in bases if stats.same_round(b, tests[0]) and b.cell.batch_size == tests[0].cell.batch_size]
     apart = max(b.provenance.measured for b in own) < min(t.provenance.measured for t in tests)
     order = ", **cell by cell in turn with vanilla**" if in_turn else ", all after vanilla's" if apart else ""
-    arms = [ladder.named(own, "vanilla", repeat=i) for i in sorted({b.cell.engine.repeat for b in own})]
-    floor = stats.noise_floor(arms, pooled=True, otherwise=float("nan"))
+    floor = _floor(own)
     told = (
         f"; identical vanilla engines of that round differ by up to {np.exp(floor):.2f} times over a workload's seeds"
     )
@@ -324,7 +390,7 @@ def noise(p: params.Profile) -> str:
     arms = [ladder.named(held, "vanilla", repeat=i) for i in range(p.repeats)]
     if len([arm for arm in arms if arm]) < 2:
         return "The A/A arm was not measured."
-    cell, pooled = (100 * (np.exp(stats.noise_floor(arms, pooled=by)) - 1) for by in (False, True))
+    cell, pooled = (100 * (np.exp(stats.noise_floor(arms, over=what)) - 1) for what in ("cell", "workload"))
     return (
         f"Two identical vanilla engines differ by up to {cell:.0f} % in a single engine cell and by up to {pooled:.0f} % "
         f"over a workload's seeds; a ratio inside that is too close to call."
@@ -338,21 +404,28 @@ def upstream() -> str:
     lines = [
         f"{p.model.name}, {p.engine.dtype}, {first.provenance.gpu}, vLLM {first.resolved.vllm_version}, ngram "
         f"{p.ngram.num_speculative_tokens} ({p.ngram.prompt_lookup_min}..{p.ngram.prompt_lookup_max}). Throughput over "
-        f"vanilla as shipped, 95 % intervals; share of decode steps that ran in the FULL graph.",
+        f"vanilla as shipped, 95 % intervals; share of decode steps that ran in the FULL graph. *All*: {len(p.workloads)} "
+        f"workloads with {len(p.seeds)} prompt seeds; ² and so on: later rounds of measurement.",
         "",
         "| batch | workload | ngram | steps in FULL | padded | steps in FULL |",
         "|---|---|---|---|---|---|",
     ]
+    base = ladder.named(held, "vanilla")
+    order = stats.rounds(base)
     for batch in sorted({*p.batch_sizes, *p.batch_sweep}):
-        for workload in p.sweep_workloads:
-            where = {"workload": workload, "batch_size": batch}
-            base = ladder.named(held, "vanilla", **where)
+        sides = [
+            ladder.everywhere(p, held, s, batch) or ladder.swept(p, held, s, batch_size=batch)
+            for s in ("ngram", "padded_ngram")
+        ]
+        for workload in ("all", *p.sweep_workloads):
             columns = []
-            for setting in ("ngram", "padded_ngram"):
-                tests = ladder.swept(p, held, setting, **where)
+            for side in sides:
+                tests = [r for r in side if workload in ("all", r.cell.workload.name)]
                 shares = [metrics.graph_mode_shares(store.trace(r)).get("FULL", 0.0) for r in tests if r.has_trace]
-                known = bool(shares and stats.pair(tests, base))
-                columns += [str(stats.speedup(tests, base)), f"{100 * np.mean(shares):.0f} %"] if known else ["—", "—"]
+                ratio = (
+                    f"{stats.speedup(tests, base)}{figures.round_mark(tests, order)}" if stats.pair(tests, base) else ""
+                )
+                columns += [ratio, f"{100 * np.mean(shares):.0f} %"] if shares and ratio else ["—", "—"]
             lines.append(f"| {batch} | {workload} | " + " | ".join(columns) + " |")
     return "\n".join([*lines, "", *_filled(p, held), *larger_graphs(p, held), *departures()])
 
@@ -370,7 +443,7 @@ def _filled(p: params.Profile, held: list[Record]) -> list[str]:
         if ratios:
             parts.append(f"{' / '.join(ratios)} at {batch}")
     text = (
-        f"- The table compares vLLM's drafter with ours, in the first round. Our drafter alone, filled (with the draft's own "
+        f"- The table compares vLLM's drafter with ours. Our drafter alone, filled (with the draft's own "
         f"continuation) over unfilled, in a later round, single cells, {' / '.join(p.sweep_workloads)}: {', '.join(parts)}. "
         f"Beyond {largest // (1 + p.ngram.num_speculative_tokens)} requests a full batch has no graph either way."
     )

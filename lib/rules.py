@@ -124,7 +124,7 @@ class Bench:
         arms: dict[int, list[Record]] = {}
         for r in self.records("vanilla"):
             arms.setdefault(r.cell.engine.repeat, []).append(r)
-        return stats.noise_floor(list(arms.values()), pooled=True, otherwise=0.0)
+        return stats.noise_floor(list(arms.values()), over="workload", otherwise=0.0)
 
     def speedups(
         self, tests: Iterable[Record], bases: Iterable[Record] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
@@ -217,11 +217,17 @@ def acceptance_rate(records: Sequence[Record], *, seed: int = 0) -> Estimate:
     return bootstrap(groups, _ratio_of_sums, seed=seed)
 
 
-def noise_floor(arms: Sequence[Sequence[Record]], *, pooled: bool = False, otherwise: float | None = None) -> float:
+def noise_floor(
+    arms: Sequence[Sequence[Record]],
+    *,
+    over: Literal["cell", "workload", "batch"] = "cell",
+    otherwise: float | None = None,
+) -> float:
     """Largest |log ratio| of the throughputs of identical cells in two arms (A/A): what a log speedup must exceed.
 
     Arms of two rounds are not compared, as `speedup` does not either, nor a cell that had a partner with any other.
-    Per engine cell; `pooled`: per workload and batch size over its seeds, the floor for ratios that pool seeds too.
+    `over`: of single engine cells; of a workload's seeds at a batch size, or of everything at a batch size, for ratios
+    that pool as much.
     Without two arms that share a cell it is `otherwise`, or ValueError where that is None.
     """
     logs = []
@@ -230,8 +236,9 @@ def noise_floor(arms: Sequence[Sequence[Record]], *, pooled: bool = False, other
             groups: dict[tuple, list[tuple[Record, Record]]] = {}
             for test, base in _identical(tests, bases):
                 w = test.cell.workload
-                key = (w.name, test.cell.batch_size) if pooled else (w, test.cell.batch_size, test.cell.output_tokens)
-                groups.setdefault(key, []).append((test, base))
+                name = {"cell": w, "workload": w.name, "batch": ""}[over]
+                outputs = test.cell.output_tokens if over == "cell" else None
+                groups.setdefault((name, test.cell.batch_size, outputs), []).append((test, base))
             logs += [np.log(_pooled_rate(t for t, _ in g) / _pooled_rate(b for _, b in g)) for g in groups.values()]
     if not logs and otherwise is None:
         raise ValueError("arms holds no pair of identical cells, allowed: at least two repeats of one cell")

@@ -17,7 +17,7 @@ DRAWN = {
     "ladder": lambda: figures.ladder({"ngram": E1, "full": E2}, "No rung pays"),
     "six": lambda: figures.six_workloads(["code"], {"vanilla": [E1], "full": [E2]}, {"full": [E2]}, "One of one"),
     "ladder, rounds": lambda: figures.ladder({"ngram": E1, "full": E2}, "No rung pays", marks={"full": "²"}),
-    "by_batch, single": lambda: figures.speedup_by_batch({"ngram": {1: E1, 8: E2}}, "Padding pays", {"ngram": {1}}),
+    "by_batch, fewer": lambda: figures.speedup_by_batch({"ngram": {1: E1, 8: E2}}, "Padding pays", {"ngram": {1}}),
     "by_batch": lambda: figures.speedup_by_batch({"ngram": {1: E1, 8: E2}}, "Padding pays"),
 }
 

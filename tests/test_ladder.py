@@ -133,11 +133,27 @@ def test_a_wide_setting_is_told_round_by_round_with_how_its_cells_lie_beside_van
     ]
     swept = [c for c in ladder.spread(p, ["ngram"]) if c.batch_size == 256]
     one, two = ladder.wide_rounds(p, [*found, *(at(c, 600) for c in swept)], 256)
+    assert ladder.everywhere(p, [*found, *(at(c, 600) for c in swept)], "ngram", 256) == two.records  # in turn decides
+    assert ladder.everywhere(p, [r for r in found if r not in two.records], "ngram", 256) == one.records
     assert (one.setting, one.in_turn, {r.cell_id for r in one.records}) == ("ngram", False, {c.cell_id for c in early})
     assert (two.setting, two.in_turn, {r.cell_id for r in two.records}) == ("ngram", True, {c.cell_id for c in late})
     # a draft without vanilla in its own round is of no round
     alone = [r for r in found if r.cell.setting == "ngram"]
     assert ladder.wide_rounds(p, alone, 256) == [] == ladder.wide_rounds(p, found, 8)
+    assert ladder.everywhere(p, alone, "ngram", 256) == [] == ladder.everywhere(p, found, "ngram", 8)
+
+
+def test_identical_engines_in_turn_are_found_by_the_profile():
+    p = profile().model_copy(
+        update={"wide": {256: {"vanilla": (1, 2, 3)}}, "in_turn": (("vanilla:3", "vanilla:1"), ("vanilla:2", "ngram"))}
+    )
+    first, second, third = ([c for c in ladder.wide(p) if c.engine.repeat == i] for i in (1, 2, 3))
+    found = [at(c, 10 * i) for i, c in enumerate(first)] + [at(c, 5 + 10 * i) for i, c in enumerate(third[:-1])]
+    found += [at(c, 900 + i) for i, c in enumerate(second)]
+    ((one, other),) = ladder.twins(p, found, 256)
+    assert {r.cell_id for r in one} == {c.cell_id for c in third[:-1]}
+    assert [r.cell.workload for r in one] == [r.cell.workload for r in other]
+    assert {r.cell.engine.repeat for r in other} == {1} and ladder.twins(p, found, 8) == []
 
 
 def test_what_is_wide_stays_out_of_the_batch_sweep():

@@ -173,6 +173,11 @@ def test_noise_floor_is_the_largest_log_ratio():
     with pytest.raises(ValueError, match="two repeats"):
         stats.noise_floor(arms[:1])
     assert stats.noise_floor(arms[:1], otherwise=0.5) == 0.5
+    # two workloads of two seeds: 2 s each in the first arm
+    asked = [cell(workload=name, seed=seed) for name in ("sonnet", "code") for seed in (0, 1)]
+    arms = [[record(c, wall_s=w) for c, w in zip(asked, walls, strict=True)] for walls in ((2, 2, 2, 2), (1, 4, 3, 4))]
+    found = [stats.noise_floor(arms, over=what) for what in ("cell", "workload", "batch")]
+    assert found == pytest.approx([math.log(2), math.log(7 / 4), math.log(12 / 8)])
 
 
 @pytest.mark.parametrize(
