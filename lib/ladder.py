@@ -383,11 +383,12 @@ def swept(p: Profile, records: Iterable, setting: str, *, batch_size: int, **whe
 
 def everywhere(p: Profile, records: Iterable[Record], setting: str, batch_size: int) -> list[Record]:
     """The records of a setting with the profile's seeds that have vanilla of their own round beside them, over all rounds;
-    only those in turn with vanilla where there are any."""
+    only those in turn with vanilla where they are of as many workloads."""
     records = [r for r in records if r.cell.workload.seed in p.seeds]
     plain = named(records, "vanilla", batch_size=batch_size)
     found = stats.beside(named(records, setting, batch_size=batch_size), plain)
-    return [r for r in found if _in_turn(r, plain)] or found
+    turned = [r for r in found if _in_turn(r, plain)]
+    return turned if {r.cell.workload.name for r in turned} == {r.cell.workload.name for r in found} else found
 
 
 def _in_turn(test: Record, bases: list[Record]) -> bool:

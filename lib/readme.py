@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from datetime import datetime
 from functools import cache
@@ -30,11 +31,17 @@ BREAK_EVEN_LINE = (
 )
 
 
+@cache
+def _committed(profile: str) -> Store:
+    """The committed records of a profile, read once."""
+    return Store(records.data_folder(profile))
+
+
 def measured_profile() -> tuple[params.Profile, list[Record]]:
     """The first profile of ORDER with committed records of the ladder, and those records."""
     for name in ORDER:
         p = params.load(name)
-        store = Store(records.data_folder(name))
+        store = _committed(name)
         held = [r for c in ladder.notebook_cells(p, "04") if (r := store.get(c)) is not None and r.status == "ok"]
         if held:
             return p, held
@@ -82,7 +89,7 @@ def answer() -> str:
     lines += ["", f"n = {requests} requests a setting, {len(p.seeds)} prompt seeds. {noise(p)}"]
     if table := break_evens():
         lines += ["", BREAK_EVEN_LINE, "", *table]
-        if own := _own_r(p, held, Store(records.data_folder(p.profile))):
+        if own := _own_r(p, held, _committed(p.profile)):
             lines += ["", f"For comparison, {p.model.name} in the ladder itself, first round: {own}. Where the two differ the "
                       f"cause was not found: take a small model's values as uncertain by a factor of two."]  # fmt: skip
     if table := shaped():
@@ -119,15 +126,27 @@ def by_requests(p: params.Profile, held: list[Record]) -> list[str]:
                 else "—"
             )
         own = [b for tests in row.values() for t in tests for b in stats.bases_of(t, base)]
-        table.append(
-            f"| {batch} | "
-            + " | ".join(entries)
-            + f" | {np.exp(_floor(own, 'batch')):.2f} ({np.exp(_floor(own)):.2f}) |"
-        )
+        apart = [np.exp(_floor(own, over)) for over in ("batch", "workload")]
+        told = "{:.2f} ({:.2f})".format(*apart) if np.isfinite(apart).all() else "—"
+        table.append(f"| {batch} | " + " | ".join(entries) + f" | {told} |")
     return ["", f"By requests in flight, over all {len(p.workloads)} workloads and {len(p.seeds)} prompt seeds ({full} engine "
             f"cells an entry unless said; in brackets the lowest and the highest workload; ² and so on: the round; *identical "
             f"engines*: how many times vanilla's own arms beside them differ, in brackets over one workload's seeds):",
-            "", *table]  # fmt: skip
+            "", *table, *_over_v1(p, held)]  # fmt: skip
+
+
+def _over_v1(p: params.Profile, held: list[Record]) -> list[str]:
+    """A line: padded ngram over vanilla on the runner that it runs on, where one round holds both on all workloads."""
+    base, found = ladder.named(held, "vanilla_v1"), []
+    for batch in sorted(p.wide):
+        tests = stats.beside(ladder.everywhere(p, held, "padded_ngram", batch), base)
+        if {t.cell.workload.name for t in tests} == set(p.workloads):
+            found.append(f"{stats.speedup(tests, base)} at {batch}")
+    text = (
+        f"A setting's cells are those of one engine: the intervals do not hold what engines differ by. vLLM runs its V1 runner "
+        f"with all of these drafters; over vanilla on V1, in the same round, padded ngram gives {', '.join(found)}."
+    )
+    return ["", text] if found else []
 
 
 def _floor(bases: list[Record], over: str = "workload") -> float:
@@ -205,7 +224,8 @@ def _later_rounds(p: params.Profile, held: list[Record]) -> list[str]:
 def larger_graphs(p: params.Profile, held: list[Record]) -> list[str]:
     """Lines: drafts with graphs up to the largest step and FULL for any step, against their own round's vanilla; filled, then
     unfilled."""
-    base, lines, swept = ladder.named(held, "vanilla"), [], []
+    base = ladder.named(held, "vanilla")
+    order, lines, sides = stats.rounds(base), [], []
     batches = sorted({*p.batch_sizes, *p.batch_sweep})
     where = " / ".join(p.sweep_workloads)
     settings = {
@@ -214,22 +234,38 @@ def larger_graphs(p: params.Profile, held: list[Record]) -> list[str]:
         "plain_ngram_captured_full": "- With such graphs the same drafts *unfilled* (by our drafter)",
     }
     for name, text in settings.items():
-        swept.append([r for b in batches for r in ladder.swept(p, held, name, batch_size=b)])
-        if tests := stats.beside(swept[-1], base):
-            number = stats.round_of(tests[0], stats.rounds(base)) + 1
+        sides.append([r for b in batches for r in ladder.swept(p, held, name, batch_size=b)])
+        if tests := stats.beside(sides[-1], base):
+            number = stats.round_of(tests[0], order) + 1
             found = _by_batch(p, [*tests, *base], name)
             lines.append(
-                f"{text}, round {number}, {where}: {found}; one engine cell each, whose interval holds prompts only"
+                f"{text}, round {number}, {where}: {found}; one engine cell each, whose interval holds prompts only."
             )
-    filled, plain = (
-        {(r.cell.workload, r.cell.batch_size): metrics.throughput_tok_s(r) for r in some} for some in swept
+    if len(lines) == len(settings):
+        apart = not any(stats.same_round(*both) for both in itertools.product(*sides))
+        told = ", no round holding both" if apart else ""
+        lines.append(f"- Unfilled over filled on the same prompts{told}: {_side_by_side(*sides, base)}.")
+    return lines
+
+
+def _side_by_side(filled: list[Record], plain: list[Record], base: list[Record]) -> str:
+    """The ratio of two settings of two rounds, as they ran and as each compares with vanilla of its own round."""
+
+    def told(values: list[float]) -> str:
+        return f"{min(values):.2f} to {max(values):.2f} (median {np.median(values):.2f}, {len(values)} cells)"
+
+    pairs = [
+        (t, f)
+        for t in plain
+        for f in filled
+        if (t.cell.workload, t.cell.batch_size) == (f.cell.workload, f.cell.batch_size)
+    ]
+    rates = [metrics.throughput_tok_s(t) / metrics.throughput_tok_s(f) for t, f in pairs]
+    known = [both for both in pairs if len(stats.beside(both, base)) == 2]
+    relative = [stats.speedup([t], base).value / stats.speedup([f], base).value for t, f in known]
+    return f"{told(rates)} in tokens a second" + (
+        f", {told(relative)} relative to vanilla of each one's round" if relative else ""
     )
-    if both := [plain[key] / filled[key] for key in plain if key in filled]:
-        lines[-1] += (
-            f". In tokens a second, on the same prompts but hours apart on two machines, unfilled over filled: "
-            f"{min(both):.2f} to {max(both):.2f}, median {np.median(both):.2f} ({len(both)} cells)"
-        )
-    return [f"{line}." for line in lines]
 
 
 def _wide(p: params.Profile, held: list[Record]) -> list[str]:
@@ -300,7 +336,7 @@ def _own_r(p: params.Profile, held: list[Record], store: Store) -> str:
 def _closed(p: params.Profile) -> list[str]:
     """The same settings in closed batches, if that profile has records: one line, else none."""
     other = params.load(CLOSED)
-    store = Store(records.data_folder(CLOSED))
+    store = _committed(CLOSED)
     held = [r for c in ladder.notebook_cells(other, "04") if (r := store.get(c)) is not None and r.status == "ok"]
     spans = [(s, found) for s in ("ngram", "padded_ngram") if (found := ratios(other, held, s))]
     if p.profile == CLOSED or not spans:
@@ -316,7 +352,7 @@ def _rows() -> list[steptime.Row]:
     """Step times of every committed grid that was measured on a GPU."""
     found = []
     for name in SHAPES:
-        store = Store(records.data_folder(name))
+        store = _committed(name)
         grid = [r for r in store.all() if r.status == "ok" and r.cell.workload.name == "random"]
         found += steptime.rows_of(grid, store)
     return found
@@ -358,7 +394,7 @@ def break_evens(gamma: int = 7) -> list[str]:
 def shaped() -> list[str]:
     """A table: measured throughput ratio of full-length drafts on shapes, accepted by chance as the ladder's were."""
     p = params.load(SHAPES[0])
-    store = Store(records.data_folder(p.profile))
+    store = _committed(p.profile)
     cells = ladder.synthetic_cells(p, store.all())
     held = [r for c in cells if (r := store.get(c)) is not None and r.status == "ok"]
     tests, bases = (ladder.named(held, name) for name in reversed(ladder.SYNTHETIC))
@@ -384,7 +420,7 @@ def shaped() -> list[str]:
 
 def noise(p: params.Profile) -> str:
     """One sentence on the A/A arm: identical engines, cell by cell and pooled by workload."""
-    store = Store(records.data_folder(p.profile))
+    store = _committed(p.profile)
     cells = [c for c in ladder.notebook_cells(p, "01") if c.batch_size in p.batch_sizes]
     held = [r for c in cells if (r := store.get(c)) is not None and r.status == "ok"]
     arms = [ladder.named(held, "vanilla", repeat=i) for i in range(p.repeats)]
@@ -400,12 +436,13 @@ def noise(p: params.Profile) -> str:
 def upstream() -> str:
     """The report's table: the same drafts plain and padded, by workload and batch size, with what was dispatched."""
     p, held = measured_profile()
-    store, first = Store(records.data_folder(p.profile)), held[0]
+    store, first = _committed(p.profile), held[0]
     lines = [
         f"{p.model.name}, {p.engine.dtype}, {first.provenance.gpu}, vLLM {first.resolved.vllm_version}, ngram "
         f"{p.ngram.num_speculative_tokens} ({p.ngram.prompt_lookup_min}..{p.ngram.prompt_lookup_max}). Throughput over "
         f"vanilla as shipped, 95 % intervals; share of decode steps that ran in the FULL graph. *All*: {len(p.workloads)} "
-        f"workloads with {len(p.seeds)} prompt seeds; ² and so on: later rounds of measurement.",
+        f"workloads with {len(p.seeds)} prompt seeds; ² and so on: later rounds of measurement, whose vanilla ran at another "
+        f"speed, so entries with different marks are not to be compared.",
         "",
         "| batch | workload | ngram | steps in FULL | padded | steps in FULL |",
         "|---|---|---|---|---|---|",
@@ -413,26 +450,34 @@ def upstream() -> str:
     base = ladder.named(held, "vanilla")
     order = stats.rounds(base)
     for batch in sorted({*p.batch_sizes, *p.batch_sweep}):
-        sides = [
-            ladder.everywhere(p, held, s, batch) or ladder.swept(p, held, s, batch_size=batch)
-            for s in ("ngram", "padded_ngram")
-        ]
+        sides, swept = (
+            [f(s) for s in ("ngram", "padded_ngram")]
+            for f in (
+                lambda s, batch=batch: ladder.everywhere(p, held, s, batch),
+                lambda s, batch=batch: ladder.swept(p, held, s, batch_size=batch),
+            )
+        )
+        one_round = len({frozenset(stats.round_of(r, order) for r in side) for side in sides}) == 1
         for workload in ("all", *p.sweep_workloads):
             columns = []
-            for side in sides:
+            for side in sides if workload == "all" or (one_round and all(sides)) else swept:
                 tests = [r for r in side if workload in ("all", r.cell.workload.name)]
                 shares = [metrics.graph_mode_shares(store.trace(r)).get("FULL", 0.0) for r in tests if r.has_trace]
                 ratio = (
                     f"{stats.speedup(tests, base)}{figures.round_mark(tests, order)}" if stats.pair(tests, base) else ""
                 )
+                fewer = len(tests) != len(p.seeds) * (len(p.workloads) if workload == "all" else 1)
+                ratio += f" ({len(tests)} cell{'s' * (len(tests) > 1)})" if fewer and ratio else ""
                 columns += [ratio, f"{100 * np.mean(shares):.0f} %"] if shares and ratio else ["—", "—"]
             lines.append(f"| {batch} | {workload} | " + " | ".join(columns) + " |")
-    return "\n".join([*lines, "", *_filled(p, held), *larger_graphs(p, held), *departures()])
+    turned = [line for line in _wide(p, held) if "in turn" in line]
+    return "\n".join([*lines, "", *_filled(p, held), *larger_graphs(p, held), *turned, *departures()])
 
 
 def _filled(p: params.Profile, held: list[Record]) -> list[str]:
     """One line: our drafter with its drafts filled over the same drafter with none filled, both of one round."""
-    parts, largest = [], max(held[0].resolved.cudagraph_capture_sizes, default=0)
+    parts, largest, number = [], max(held[0].resolved.cudagraph_capture_sizes, default=0), None
+    order = stats.rounds(ladder.named(held, "vanilla"))
     for batch in sorted({*p.batch_sizes, *p.batch_sweep}):
         ratios = []
         for workload in p.sweep_workloads:
@@ -440,11 +485,12 @@ def _filled(p: params.Profile, held: list[Record]) -> list[str]:
             filled, plain = (ladder.named(held, s, **where) for s in ("padded_ngram_repeat", "plain_ngram"))
             if stats.pair(filled, plain):
                 ratios.append(f"{stats.speedup(filled, plain).value:.2f}")
+                number = stats.round_of(filled[0], order) + 1
         if ratios:
             parts.append(f"{' / '.join(ratios)} at {batch}")
     text = (
         f"- The table compares vLLM's drafter with ours. Our drafter alone, filled (with the draft's own "
-        f"continuation) over unfilled, in a later round, single cells, {' / '.join(p.sweep_workloads)}: {', '.join(parts)}. "
+        f"continuation) over unfilled, in round {number}, single cells, {' / '.join(p.sweep_workloads)}: {', '.join(parts)}. "
         f"Beyond {largest // (1 + p.ngram.num_speculative_tokens)} requests a full batch has no graph either way."
     )
     return [text] if parts else []
@@ -470,7 +516,7 @@ def _saved(path: Path) -> tuple[str, str, str, str]:
 
 def _minutes(profile: str, part: str) -> str:
     """What measuring a notebook's engine cells took, starts included; a dash without records."""
-    p, store = params.load(profile), Store(records.data_folder(profile))
+    p, store = params.load(profile), _committed(profile)
     held = [r for c in sweep.collection(p, [part])[part] if (r := store.get(c)) is not None and r.status == "ok"]
     starts = {engine_key(r.cell): r.engine_start_s or 0.0 for r in held}
     return f"{(sum(r.wall_s for r in held) + sum(starts.values())) / 60:.0f}" if held else "—"

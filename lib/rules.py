@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -119,20 +119,28 @@ class Bench:
         return self._traces[record.cell_id]
 
     @cached_property
-    def noise(self) -> float:
-        """The A/A noise floor: vanilla's largest departure from itself in another repeat; 0 without repeats."""
-        arms: dict[int, list[Record]] = {}
+    def noise(self) -> dict[int, float]:
+        """The A/A noise floor by batch size: vanilla's largest departure from itself in another repeat, where it has any."""
+        arms: dict[int, dict[int, list[Record]]] = {}
         for r in self.records("vanilla"):
-            arms.setdefault(r.cell.engine.repeat, []).append(r)
-        return stats.noise_floor(list(arms.values()), over="workload", otherwise=0.0)
+            arms.setdefault(r.cell.batch_size, {}).setdefault(r.cell.engine.repeat, []).append(r)
+        found = {
+            batch: stats.noise_floor(list(own.values()), over="workload", otherwise=float("nan"))
+            for batch, own in arms.items()
+        }
+        return {batch: floor for batch, floor in found.items() if np.isfinite(floor)}
+
+    def noise_at(self, batch_size: int) -> float:
+        """The noise floor at a batch size; the largest there is where that has none, 0 without any."""
+        return self.noise.get(batch_size, max(self.noise.values(), default=0.0))
 
     def speedups(
         self, tests: Iterable[Record], bases: Iterable[Record] | None = None
     ) -> dict[tuple[str, int], Estimate]:
-        """Throughput ratio of `tests` over `bases` (default: vanilla) by (workload, batch size)."""
+        """Throughput ratio of `tests` over `bases` (default: vanilla) by (workload, batch size), within rounds."""
         bases = list(self.records("vanilla") if bases is None else bases)
         groups: dict[tuple[str, int], list[Record]] = {}
-        for r in tests:
+        for r in stats.beside(tests, bases):
             groups.setdefault((r.cell.workload.name, r.cell.batch_size), []).append(r)
         found = {}
         for key in sorted(groups, key=lambda key: (_order(key[0]), key[1])):
@@ -144,12 +152,14 @@ class Bench:
                 found[key] = self._speedups[asked]
         return found
 
-    def faster(self, ratio: Estimate) -> bool:
-        """Whether a throughput ratio is a gain: interval above 1, value above the noise floor."""
-        return _lowest(ratio) > 1 and ratio.value > np.exp(self.noise)
+    def faster(self, ratios: Mapping[tuple, Estimate]) -> list[tuple]:
+        """The keys, each ending in a batch size, whose throughput ratio is a gain: interval above 1, value above the noise
+        floor of that batch size."""
+        return [key for key, e in ratios.items() if _lowest(e) > 1 and e.value > np.exp(self.noise_at(key[-1]))]
 
-    def slower(self, ratio: Estimate) -> bool:
-        return _highest(ratio) < 1 and ratio.value < np.exp(-self.noise)
+    def slower(self, ratios: Mapping[tuple, Estimate]) -> list[tuple]:
+        """The keys whose ratio is a loss in the same sense."""
+        return [key for key, e in ratios.items() if _highest(e) < 1 and e.value < np.exp(-self.noise_at(key[-1]))]
 
 
 class Evidence:
@@ -341,10 +351,10 @@ def measured_losses(evidence: Evidence, settings: Sequence[str]) -> list[Finding
         found = {(s, *key): e for s in settings for key, e in bench.speedups(bench.records(s)).items()}
         if not found:
             continue
-        slow = [key for key, e in found.items() if bench.slower(e)]
+        slow = bench.slower(found)
         worst = min(found, key=lambda key: found[key].value)
         text = f"{len(slow)} of {len(found)} slower; {worst[0]} {_name(worst[1:])} {found[worst]}"
-        verdict = "supported" if slow else "refuted" if all(map(bench.faster, found.values())) else "undecided"
+        verdict = "supported" if slow else "refuted" if len(bench.faster(found)) == len(found) else "undecided"
         findings.append(Finding(verdict, bench.name, text))
     return findings
 
@@ -434,14 +444,14 @@ def measured_fewer_steps_slower(evidence: Evidence, settings: Sequence[str]) -> 
     below 1."""
     findings = []
     for bench in evidence.gpus:
-        few, slow = {}, []
+        few = {}
         for name in settings:
             records = bench.records(name)
             for key, ratio in bench.speedups(records).items():
                 tau = drafting(_at(records, key), "tau").value
                 if tau > 1.05:
                     few[(name, *key)] = (tau, ratio)
-                    slow += [(name, *key)] if bench.slower(ratio) else []
+        slow = bench.slower({key: ratio for key, (_, ratio) in few.items()})
         if few:
             worst = min(few, key=lambda key: few[key][1].value)
             text = (
@@ -523,8 +533,8 @@ def measured_best_draft_length(evidence: Evidence, workload: str, best: int, oth
             top = max(ratios, key=lambda key: ratios[key].value)
             text = f"{top[0]} over {best} drafted tokens at B={top[1]}: {ratios[top]} {_where(bench, base)}"
             verdict = (
-                "refuted" if any(map(bench.faster, ratios.values()))
-                else "supported" if all(map(bench.slower, ratios.values())) else "undecided"
+                "refuted" if bench.faster(ratios)
+                else "supported" if len(bench.slower(ratios)) == len(ratios) else "undecided"
             )  # fmt: skip
             findings.append(Finding(verdict, bench.name, text))
     return findings
@@ -613,13 +623,13 @@ def measured_small_model_gain(evidence: Evidence, families: Sequence[str]) -> li
         found = _own_speedups(bench, families) if _is_small(bench) else {}
         if not found:
             continue
-        up = [key for key, e in found.items() if bench.faster(e)]
+        up = bench.faster(found)
         top = max(found, key=lambda key: found[key].value)
         text = (
             f"{len(up)} of {len(found)} faster; best {top[0]} {_name(top[1:])}: {found[top]} "
             f"({bench.profile.model.name})"
         )
-        verdict = "refuted" if up else "supported" if all(map(bench.slower, found.values())) else "undecided"
+        verdict = "refuted" if up else "supported" if len(bench.slower(found)) == len(found) else "undecided"
         findings.append(Finding(verdict, bench.name, text))
     return findings
 
@@ -633,7 +643,7 @@ def measured_sign_at_one_size(evidence: Evidence) -> list[Finding]:
         found = _own_speedups(bench, ("ngram", "ngram_gpu", "suffix", "full", "padded"))
         if not found:
             continue
-        up, down = (sum(map(f, found.values())) for f in (bench.faster, bench.slower))
+        up, down = (len(f(found)) for f in (bench.faster, bench.slower))
         text = f"{bench.profile.model.name}: {up} of {len(found)} faster, {down} slower"
         findings.append(Finding("refuted" if up and down else "undecided", bench.name, text))
     return findings
@@ -644,7 +654,8 @@ def _costs(bench: Bench, settings: Sequence[str]) -> dict[tuple, float]:
     found = {}
     for name in settings:
         groups: dict[tuple[str, int], list[float]] = {}
-        for test, base in stats.pair(bench.records(name), bench.records("vanilla")):
+        plain = bench.records("vanilla")
+        for test, base in stats.pair(stats.beside(bench.records(name), plain), plain):
             traces = bench.trace(test), bench.trace(base)
             if None not in traces and np.isfinite(cost := metrics.step_time_ratio(*traces)):
                 groups.setdefault((test.cell.workload.name, test.cell.batch_size), []).append(cost)
@@ -657,15 +668,15 @@ def measured_fixed_inequality(evidence: Evidence, settings: Sequence[str], bound
     """GPU only. Refuted if a cell whose K exceeds `bound` is slower than vanilla, interval below 1."""
     findings = []
     for bench in evidence.gpus:
-        above, slow = 0, 0
+        above = {}
         for name in settings:
             records = bench.records(name)
             for key, ratio in bench.speedups(records).items():
                 if metrics.mean_acceptance_length(metrics.pooled(_at(records, key))) > bound:
-                    above += 1
-                    slow += bench.slower(ratio)
+                    above[(name, *key)] = ratio
         if above:
-            text = f"K exceeds {bound:g} in {above} cells, {slow} of them are slower"
+            slow = len(bench.slower(above))
+            text = f"K exceeds {bound:g} in {len(above)} cells, {slow} of them are slower"
             findings.append(Finding("refuted" if slow else "supported", bench.name, text))
     return findings
 
@@ -776,7 +787,8 @@ def measured_first_step_share(evidence: Evidence, workloads: Sequence[str]) -> l
     for bench in evidence.gpus:
         ngram, full = (bench.speedups(bench.records(s)) for s in ("ngram", "full"))
         asked = [key for key in full if key[0] in workloads and key in ngram]
-        shares = [(ngram[k].value - 1) / (full[k].value - 1) for k in asked if bench.faster(full[k])]
+        gains = bench.faster(full)
+        shares = [(ngram[k].value - 1) / (full[k].value - 1) for k in asked if k in gains]
         if asked:
             text = [f"{_name(k)}: ngram {ngram[k].value:.2f}, full {full[k].value:.2f}" for k in asked]
             verdict = all_of(is_true(share >= 0.5) for share in shares)
@@ -792,9 +804,10 @@ def measured_staircase(evidence: Evidence, workload: str, ladder: Sequence[str])
     for bench in evidence.gpus:
         verdicts, text = [], []
         for before, after in itertools.pairwise(ladder):
-            for key, e in bench.speedups(bench.records(after, workload), bench.records(before, workload)).items():
-                verdicts.append("refuted" if bench.slower(e) else "supported" if bench.faster(e) else "undecided")
-                text.append(f"{after} B={key[1]} {e.value:.2f}")
+            found = bench.speedups(bench.records(after, workload), bench.records(before, workload))
+            up, down = bench.faster(found), bench.slower(found)
+            verdicts += ["refuted" if key in down else "supported" if key in up else "undecided" for key in found]
+            text += [f"{after} B={batch} {e.value:.2f}" for (_, batch), e in found.items()]
         if verdicts:
             findings.append(Finding(all_of(verdicts), bench.name, "over the step before: " + ", ".join(text)))
     return findings
@@ -807,9 +820,9 @@ def measured_rescue(evidence: Evidence) -> list[Finding]:
     findings = []
     for bench in evidence.gpus:
         ngram, full = (bench.speedups(bench.records(s)) for s in ("ngram", "full"))
-        slowed = [key for key in ngram if key in full and bench.slower(ngram[key])]
+        slowed = {key: full[key] for key in bench.slower(ngram) if key in full}
         if slowed:
-            still, up = (sum(f(full[key]) for key in slowed) for f in (bench.slower, bench.faster))
+            still, up = (len(f(slowed)) for f in (bench.slower, bench.faster))
             verdict = "refuted" if still else "supported" if up == len(slowed) else "undecided"
             text = (
                 f"{len(slowed)} cells that ngram slows down: {up} faster, {still} still slower "
@@ -877,7 +890,7 @@ def measured_mode_gain(evidence: Evidence, test: str, base: str) -> list[Finding
     for bench in evidence.gpus:
         found = bench.speedups(bench.records(test), bench.records(base))
         if found:
-            up = sum(map(bench.faster, found.values()))
+            up = len(bench.faster(found))
             values = [e.value for e in found.values()]
             text = (
                 f"faster in {up} of {len(found)} cells; ratio {min(values):.2f} to {max(values):.2f}, "
@@ -993,14 +1006,15 @@ def measured_faster_less_busy(evidence: Evidence, energy: bool = False) -> list[
         up, found = 0, []
         for name in names:
             records = [r for r in bench.text if r.cell.setting == name and not r.cell.workload.reuse_prompts]
-            for key, ratio in bench.speedups(records).items():
+            ratios = bench.speedups(records)
+            for key in bench.faster(ratios):
                 tests, bases = _monitored(records, key), _monitored(base, key)
-                if not (tests and bases and bench.faster(ratio)):
+                if not (tests and bases):
                     continue
                 up += 1
                 joules = _joules(bases), _joules(tests)
                 if _busy_pct(tests) < _busy_pct(bases) - 2 and (not energy or joules[1] < joules[0]):
-                    found.append((name, key, ratio, _busy_pct(bases), _busy_pct(tests), joules))
+                    found.append((name, key, ratios[key], _busy_pct(bases), _busy_pct(tests), joules))
         if up:
             text = f"{len(found)} of {up} faster cells"
             if found:
@@ -1096,11 +1110,12 @@ def measured_both_signs(evidence: Evidence, settings: Sequence[str]) -> list[Fin
         for name in settings:
             ratios = bench.speedups(bench.records(name))
             for batch in sorted({b for _, b in ratios}):
-                at = {w: e for (w, b), e in ratios.items() if b == batch}
+                at = {key: e for key, e in ratios.items() if key[1] == batch}
                 seen += len(at) > 1
-                up, down = ([w for w, e in at.items() if f(e)] for f in (bench.faster, bench.slower))
+                up, down = (f(at) for f in (bench.faster, bench.slower))
                 if up and down:
-                    found.append(f"{name} B={batch}: {up[0]} {at[up[0]].value:.2f}, {down[0]} {at[down[0]].value:.2f}")
+                    told = ", ".join(f"{key[0]} {at[key].value:.2f}" for key in (up[0], down[0]))
+                    found.append(f"{name} B={batch}: {told}")
         if seen:
             text = f"{len(found)} of {seen} settings and batches" + (f"; {found[0]}" if found else "")
             findings.append(Finding(is_true(bool(found)), bench.name, text))

@@ -53,14 +53,19 @@ def bootstrap(
     groups = [np.asarray(g, dtype=float) for g in groups if len(g)]
     if not groups:
         raise ValueError("groups holds no data, allowed: at least one non-empty group")
-    value = float(statistic(np.concatenate(groups)))
+    rows, size = np.concatenate(groups), len(groups[0])
+    alike = all(len(g) == size for g in groups)
     rng = np.random.default_rng(seed)
     draws = np.empty(resamples)
     for i in range(resamples):
-        chosen = [groups[j] for j in rng.integers(len(groups), size=len(groups))]
-        draws[i] = statistic(np.concatenate([g[rng.integers(len(g), size=len(g))] for g in chosen]))
+        chosen = rng.integers(len(groups), size=len(groups))
+        if alike:  # one call draws what a call a group would, several times as fast
+            drawn = rows[np.repeat(chosen * size, size) + rng.integers(size, size=len(rows))]
+        else:
+            drawn = np.concatenate([groups[j][rng.integers(len(groups[j]), size=len(groups[j]))] for j in chosen])
+        draws[i] = statistic(drawn)
     low, high = np.nanpercentile(draws, [2.5, 97.5])
-    return Estimate(value, float(low), float(high), sum(len(g) for g in groups))
+    return Estimate(float(statistic(rows)), float(low), float(high), len(rows))
 
 
 def _ratio_of_sums(rows: np.ndarray) -> float:
@@ -225,7 +230,7 @@ def noise_floor(
 ) -> float:
     """Largest |log ratio| of the throughputs of identical cells in two arms (A/A): what a log speedup must exceed.
 
-    Arms of two rounds are not compared, as `speedup` does not either, nor a cell that had a partner with any other.
+    Arms of two rounds are not compared, as `speedup` does not either, nor a cell that took turns with one that did not.
     `over`: of single engine cells; of a workload's seeds at a batch size, or of everything at a batch size, for ratios
     that pool as much.
     Without two arms that share a cell it is `otherwise`, or ValueError where that is None.
@@ -259,5 +264,5 @@ def _identical(tests: Sequence[Record], bases: Sequence[Record]) -> list[tuple[R
 
 
 def _alike(a: Record, b: Record) -> bool:
-    """Whether both had the host as much to themselves: partners of each other, or neither with one."""
-    return in_turn(a, b) if a.partner or b.partner else True
+    """Whether both had the host as much to themselves: an engine whose partner waits has all of it."""
+    return bool(a.partner) == bool(b.partner)

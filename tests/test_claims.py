@@ -1,6 +1,7 @@
 """The ledger: whole rows, computed verdicts, and rules that decide made-up cases as their docstrings say."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -76,9 +77,12 @@ class Maker:
         tokens=None,
         drafted_per_step=None,
         resolved=(),
+        batch=None,
+        day=1,
     ):
         profile = self.profile.model_copy(update={"reuse_prompts": reuse})
-        cell = ladder.cells(profile, [setting], workloads=[workload], seeds=[seed], repeats=repeat + 1)[-1]
+        asked = {"workloads": [workload], "seeds": [seed], "batch_sizes": batch and [batch]}
+        cell = ladder.cells(profile, [setting], repeats=repeat + 1, **asked)[-1]
         steps = output - accepted
         requests = tuple(
             Request(
@@ -120,7 +124,7 @@ class Maker:
             monitor=None
             if busy is None
             else Monitor(window_s=wall, num_samples=9, gpu_busy_pct=busy, gpu_energy_j=joules),
-            provenance=Provenance(measured="2026-01-01T00:00:00Z", gpu=self.hardware, cpu="a CPU"),
+            provenance=Provenance(measured=f"2026-01-{day:02d}T00:00:00Z", gpu=self.hardware, cpu="a CPU"),
         )
         trace = None
         if step_ms is not None or tokens is not None:
@@ -592,6 +596,23 @@ def test_noise_floor_stands_between_a_ratio_and_a_gain(on_gpu):
     on_gpu.add("vanilla", wall=10.0).add("vanilla", wall=12.0, repeat=1)
     on_gpu.add("ngram", wall=9.5, drafts=300, drafted=900, accepted=500)
     assert judge("C21", on_gpu) == ["undecided"]
+
+
+def test_a_noisy_batch_size_leaves_the_others_their_own_floor(on_gpu):
+    own = on_gpu.profile.batch_sizes[0]
+    for batch, again in ((own, 10.2), (256, 20.0)):
+        on_gpu.add("vanilla", wall=10.0, batch=batch).add("vanilla", wall=again, repeat=1, batch=batch)
+        on_gpu.add("ngram", wall=8.0, drafts=300, drafted=900, accepted=500, batch=batch)
+    bench = on_gpu.bench
+    assert bench.faster(bench.speedups(bench.records("ngram"))) == [("sonnet", own)]
+    assert bench.noise_at(7) == max(bench.noise.values()) == pytest.approx(math.log(2))
+    assert judge("C21", on_gpu) == ["refuted"]
+
+
+def test_a_ratio_is_formed_within_a_round(on_gpu):
+    on_gpu.add("vanilla", wall=10.0).add("ngram", wall=5.0, drafts=300, drafted=900, accepted=500, step_ms=1.0, day=2)
+    assert on_gpu.bench.speedups(on_gpu.bench.records("ngram")) == {}
+    assert judge("C21", on_gpu) == [] and rules._costs(on_gpu.bench, ["ngram"]) == {}
 
 
 def test_k_explains_the_speedup(on_gpu):

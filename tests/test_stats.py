@@ -25,6 +25,21 @@ def test_bootstrap_is_seeded_and_contains_its_value():
         stats.bootstrap([], np.mean)
 
 
+@settings(max_examples=20)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(0, 9))
+def test_bootstrap_draws_groups_then_rows_within_them(sizes, seed):
+    """The definition, one draw after the other, for groups of one size and of several."""
+    values = np.random.default_rng(seed).random(sum(sizes))
+    for groups in (np.split(values, np.cumsum(sizes)[:-1]), [values[:2]] * len(sizes)):
+        rng, means = np.random.default_rng(seed), []
+        for _ in range(30):
+            chosen = [groups[j] for j in rng.integers(len(groups), size=len(groups))]
+            means.append(np.concatenate([g[rng.integers(len(g), size=len(g))] for g in chosen]).mean())
+        e = stats.bootstrap(groups, np.mean, resamples=30, seed=seed)
+        assert (e.low, e.high) == pytest.approx(tuple(np.percentile(means, [2.5, 97.5])))
+        assert (e.value, e.n) == (pytest.approx(np.concatenate(groups).mean()), sum(map(len, groups)))
+
+
 def test_more_spread_between_groups_widens_the_interval():
     near = stats.bootstrap([np.array([1.0, 2, 3]), np.array([1.0, 2, 3])], np.mean, resamples=500)
     far = stats.bootstrap([np.array([1.0, 1, 1]), np.array([3.0, 3, 3])], np.mean, resamples=500)
