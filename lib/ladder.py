@@ -101,7 +101,8 @@ def setting(p: Profile, name: str) -> tuple[Engine, str | None]:
     draft itself), padded_ngram_skip (nothing filled where no request has a draft), padded_ngram_schedule (gamma by
     batch size), padded_ngram_captured (graphs captured up to the largest step of drafts),
     padded_ngram_captured_full (so captured, FULL for steps of any composition), plain_ngram_captured_full (the same
-    unfilled), padded_ngram_captured_schedule (gamma by batch size), full, full_gmu_default.
+    unfilled), ngram_captured_full (vLLM's own drafter with such graphs), padded_ngram_captured_schedule (gamma by
+    batch size), full, full_gmu_default.
     Raises ParamsError for a name it does not know.
     """
     base, gamma = p.base_engine, p.ngram.num_speculative_tokens
@@ -138,6 +139,7 @@ def setting(p: Profile, name: str) -> tuple[Engine, str | None]:
         "plain_ngram_captured_full": lambda: with_(
             _drafter(p, "PaddedNgram", gamma, **_ngram_options(p), fill="none"), **captured, **any_step
         ),
+        "ngram_captured_full": lambda: with_(_ngram(p), **captured, **any_step),
         # as shipped, FULL graphs exist for 1 + gamma tokens a request only, which a shorter length is not
         "padded_ngram_captured_schedule": lambda: with_(
             _drafter(p, "PaddedNgram", gamma, **_ngram_options(p), gamma_schedule=p.captured_gamma_schedule),

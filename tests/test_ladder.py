@@ -68,6 +68,8 @@ def test_a_length_by_batch_keeps_every_step_in_a_full_graph():
     unfilled = ladder.setting(p, "plain_ngram_captured_full")[0]
     plain = ladder.setting(p, "plain_ngram")[0].speculative
     assert unfilled == fixed.model_copy(update={"speculative": plain})
+    theirs = ladder.setting(p, "ngram")[0].speculative
+    assert ladder.setting(p, "ngram_captured_full")[0] == fixed.model_copy(update={"speculative": theirs})
     assert ladder.setting(params.load("cpu"), "padded_ngram_captured_schedule")[0].cudagraph_mode is None
 
 
