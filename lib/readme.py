@@ -130,23 +130,26 @@ def by_requests(p: params.Profile, held: list[Record]) -> list[str]:
         told = "{:.2f} ({:.2f})".format(*apart) if np.isfinite(apart).all() else "—"
         table.append(f"| {batch} | " + " | ".join(entries) + f" | {told} |")
     return ["", f"By requests in flight, over all {len(p.workloads)} workloads and {len(p.seeds)} prompt seeds ({full} engine "
-            f"cells an entry unless said; in brackets the lowest and the highest workload; ² and so on: the round; *identical "
-            f"engines*: how many times vanilla's own arms beside them differ, in brackets over one workload's seeds):",
-            "", *table, *_over_v1(p, held)]  # fmt: skip
+            f"cells an entry unless said; in brackets the lowest and the highest workload; ² and so on: the round, entries with "
+            f"different marks are not to be compared; *identical engines*: how many times two identical vanilla engines of a "
+            f"round differed, in brackets over one workload's seeds):", "", *table,
+            *(["", told] if (told := _over_v1(p, held)) else [])]  # fmt: skip
 
 
-def _over_v1(p: params.Profile, held: list[Record]) -> list[str]:
-    """A line: padded ngram over vanilla on the runner that it runs on, where one round holds both on all workloads."""
+def _over_v1(p: params.Profile, held: list[Record]) -> str:
+    """What an entry's interval leaves out, and padded ngram over vanilla on the runner that it runs on, where one round holds
+    both on all workloads; empty without."""
     base, found = ladder.named(held, "vanilla_v1"), []
     for batch in sorted(p.wide):
         tests = stats.beside(ladder.everywhere(p, held, "padded_ngram", batch), base)
         if {t.cell.workload.name for t in tests} == set(p.workloads):
             found.append(f"{stats.speedup(tests, base)} at {batch}")
     text = (
-        f"A setting's cells are those of one engine: the intervals do not hold what engines differ by. vLLM runs its V1 runner "
-        f"with all of these drafters; over vanilla on V1, in the same round, padded ngram gives {', '.join(found)}."
+        f"A setting's cells are those of one engine a round, so the intervals do not hold what engines differ by. Vanilla as "
+        f"shipped runs on vLLM's runner V2, all of these drafters on V1; over vanilla on V1, in the same round, padded ngram "
+        f"gives {', '.join(found)}."
     )
-    return ["", text] if found else []
+    return text if found else ""
 
 
 def _floor(bases: list[Record], over: str = "workload") -> float:
@@ -241,7 +244,8 @@ def larger_graphs(p: params.Profile, held: list[Record]) -> list[str]:
             lines.append(
                 f"{text}, round {number}, {where}: {found}; one engine cell each, whose interval holds prompts only."
             )
-    if len(lines) == len(settings):
+    asked = [{(r.cell.workload, r.cell.batch_size) for r in side} for side in sides]
+    if len(lines) == len(settings) and asked[0] & asked[1]:
         apart = not any(stats.same_round(*both) for both in itertools.product(*sides))
         told = ", no round holding both" if apart else ""
         lines.append(f"- Unfilled over filled on the same prompts{told}: {_side_by_side(*sides, base)}.")
@@ -293,7 +297,12 @@ def _wide(p: params.Profile, held: list[Record]) -> list[str]:
 
 def _drafts(p: params.Profile, name: str) -> str:
     schedule = {"padded_ngram_schedule": p.gamma_schedule, "padded_ngram_captured_schedule": p.captured_gamma_schedule}
-    return figures.label_of(name) + (f" ({schedule[name]})" if name in schedule else "")
+    if name not in schedule:
+        return figures.label_of(name)
+    (_, first), *later = (part.split(":") for part in schedule[name].split(","))
+    return (
+        f"{figures.label_of(name)} ({', '.join([f'{first} drafts', *(f'{n} from {b} requests on' for b, n in later)])})"
+    )
 
 
 def _order(tests: list[Record], bases: list[Record], in_turn: bool) -> str:
@@ -471,7 +480,8 @@ def upstream() -> str:
                 columns += [ratio, f"{100 * np.mean(shares):.0f} %"] if shares and ratio else ["—", "—"]
             lines.append(f"| {batch} | {workload} | " + " | ".join(columns) + " |")
     turned = [line for line in _wide(p, held) if "in turn" in line]
-    return "\n".join([*lines, "", *_filled(p, held), *larger_graphs(p, held), *turned, *departures()])
+    runner = [f"- {told}"] if (told := _over_v1(p, held)) else []
+    return "\n".join([*lines, "", *runner, *_filled(p, held), *larger_graphs(p, held), *turned, *departures()])
 
 
 def _filled(p: params.Profile, held: list[Record]) -> list[str]:

@@ -146,7 +146,7 @@ class Bench:
         for key in sorted(groups, key=lambda key: (_order(key[0]), key[1])):
             if pairs := stats.pair(groups[key], bases):
                 # many rules ask for the same ratio, and resampling takes a tenth of a second
-                asked = tuple((t.cell_id, b.cell_id) for t, b in pairs)
+                asked = tuple((t.cell_id, *(b.cell_id for b in stats.bases_of(t, bases))) for t, _ in pairs)
                 if asked not in self._speedups:
                     self._speedups[asked] = stats.speedup(groups[key], bases)
                 found[key] = self._speedups[asked]
@@ -154,7 +154,7 @@ class Bench:
 
     def faster(self, ratios: Mapping[tuple, Estimate]) -> list[tuple]:
         """The keys, each ending in a batch size, whose throughput ratio is a gain: interval above 1, value above the noise
-        floor of that batch size."""
+        floor of that batch size (of ratios that pool a workload's seeds, for single cells too)."""
         return [key for key, e in ratios.items() if _lowest(e) > 1 and e.value > np.exp(self.noise_at(key[-1]))]
 
     def slower(self, ratios: Mapping[tuple, Estimate]) -> list[tuple]:
