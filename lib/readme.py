@@ -459,13 +459,8 @@ def upstream() -> str:
     base = ladder.named(held, "vanilla")
     order = stats.rounds(base)
     for batch in sorted({*p.batch_sizes, *p.batch_sweep}):
-        sides, swept = (
-            [f(s) for s in ("ngram", "padded_ngram")]
-            for f in (
-                lambda s, batch=batch: ladder.everywhere(p, held, s, batch),
-                lambda s, batch=batch: ladder.swept(p, held, s, batch_size=batch),
-            )
-        )
+        sides = [ladder.everywhere(p, held, s, batch) for s in ("ngram", "padded_ngram")]
+        swept = [ladder.swept(p, held, s, batch_size=batch) for s in ("ngram", "padded_ngram")]
         one_round = len({frozenset(stats.round_of(r, order) for r in side) for side in sides}) == 1
         for workload in ("all", *p.sweep_workloads):
             columns = []
