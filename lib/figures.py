@@ -434,7 +434,9 @@ def speedup_by_batch(
         names[setting] = label_of(setting) + ("", " (dashed)", " (dotted)")[min(twin, 2)]
     ends = [(setting, max(points), points[max(points)].value) for setting, points in curves.items()]
     top = max(e.high if np.isfinite(e.high) else e.value for points in curves.values() for e in points.values())
-    for (setting, batch, _), y in zip(ends, apart([v for *_, v in ends], 0.055 * top), strict=True):
+    places = apart([v for *_, v in ends], 0.055 * top)
+    lift = max(0.0, -min(places))  # a name below the axis would not be drawn
+    for (setting, batch, _), y in zip(ends, [y + lift for y in places], strict=True):
         ax.annotate(names[setting], (batch, y), xytext=(8, 0), fontsize=8, textcoords="offset points", va="center",
                     color=colour_of(setting), bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
     ax.axhline(1.0, color="#888888", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)

@@ -22,6 +22,16 @@ DRAWN = {
 }
 
 
+def test_every_line_by_batch_size_is_named_inside_the_axes():
+    """Five lines that end close to zero under a tall interval: names kept apart must not slip below the axis."""
+    low, tall = E1._replace(value=0.1, low=0.1, high=0.1), E1._replace(value=5.0, low=1.0, high=10.0)
+    names = ("ngram", "padded_ngram", "suffix", "padded_suffix", "full")
+    ax = figures.speedup_by_batch({name: {1: tall, 8: low} for name in names}, "All named").axes[0]
+    labels = [t for t in ax.texts if t.get_text() != "no gain"]
+    assert len(labels) == len(names)
+    assert all(ax.get_ylim()[0] <= t.xy[1] <= ax.get_ylim()[1] for t in labels)
+
+
 @pytest.mark.parametrize("name", DRAWN)
 def test_says_its_finding_and_its_axes(name):
     figure = DRAWN[name]()
