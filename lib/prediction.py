@@ -431,11 +431,8 @@ def survey(all_records: Iterable[Record], store: Store) -> Survey:
     for label, by_repeat in arms.items():
         repeats = list(by_repeat.values())
         single[label] = stats.noise_floor(repeats, otherwise=float("nan"))
-        for batch in sorted({r.cell.batch_size for own in repeats for r in own}):
-            there = [[r for r in own if r.cell.batch_size == batch] for own in repeats]
-            floor = stats.noise_floor(there, over="workload", otherwise=float("nan"))
-            if np.isfinite(floor):
-                pooled.setdefault(label, {})[batch] = floor
+        if floors := stats.noise_floors(repeats):
+            pooled[label] = floors
     return Survey(rows, tuple(observed), pooled, single, runners, sizes)
 
 

@@ -121,14 +121,10 @@ class Bench:
     @cached_property
     def noise(self) -> dict[int, float]:
         """The A/A noise floor by batch size: vanilla's largest departure from itself in another repeat, where it has any."""
-        arms: dict[int, dict[int, list[Record]]] = {}
+        arms: dict[int, list[Record]] = {}
         for r in self.records("vanilla"):
-            arms.setdefault(r.cell.batch_size, {}).setdefault(r.cell.engine.repeat, []).append(r)
-        found = {
-            batch: stats.noise_floor(list(own.values()), over="workload", otherwise=float("nan"))
-            for batch, own in arms.items()
-        }
-        return {batch: floor for batch, floor in found.items() if np.isfinite(floor)}
+            arms.setdefault(r.cell.engine.repeat, []).append(r)
+        return stats.noise_floors(list(arms.values()))
 
     def noise_at(self, batch_size: int) -> float:
         """The noise floor at a batch size; the largest there is where that has none, 0 without any."""

@@ -250,6 +250,15 @@ def noise_floor(
     return float(np.max(np.abs(logs))) if logs else otherwise
 
 
+def noise_floors(arms: Sequence[Sequence[Record]]) -> dict[int, float]:
+    """The noise floor over a workload's seeds by batch size, where two arms share a cell."""
+    found = {}
+    for batch in sorted({r.cell.batch_size for arm in arms for r in arm}):
+        there = [[r for r in arm if r.cell.batch_size == batch] for arm in arms]
+        found[batch] = noise_floor(there, over="workload", otherwise=float("nan"))
+    return {batch: floor for batch, floor in found.items() if np.isfinite(floor)}
+
+
 def _pooled_rate(records: Iterable[Record]) -> float:
     records = list(records)
     return sum(r.counters.num_output_tokens for r in records) / sum(r.wall_s for r in records)

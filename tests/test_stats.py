@@ -191,6 +191,8 @@ def test_noise_floor_is_the_largest_log_ratio():
     # two workloads of two seeds: 2 s each in the first arm
     asked = [cell(workload=name, seed=seed) for name in ("sonnet", "code") for seed in (0, 1)]
     arms = [[record(c, wall_s=w) for c, w in zip(asked, walls, strict=True)] for walls in ((2, 2, 2, 2), (1, 4, 3, 4))]
+    other = [record(cell(batch_size=8))]  # another batch size, in one arm only
+    assert stats.noise_floors([[*arms[0], *other], arms[1]]) == {2: pytest.approx(math.log(7 / 4))}
     found = [stats.noise_floor(arms, over=what) for what in ("cell", "workload", "batch")]
     assert found == pytest.approx([math.log(2), math.log(7 / 4), math.log(12 / 8)])
 
