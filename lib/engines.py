@@ -440,10 +440,11 @@ def pair_off(groups: list[list[Cell]], profile: Profile) -> tuple[list[Pair], li
         if not met and any(sides):
             print(f"{' and '.join(texts)} take no turns: of what both are to measure nothing is left", file=sys.stderr)
         for cells in met:
-            gpus = _apart(cells)
+            gpus = _places(cells)
             if gpus is None:
                 print(f"{' and '.join(texts)} take no turns: they need {sum(map(_num_gpus, cells))} GPUs, "
-                      f"{len(_visible_gpus())} can be seen; one is measured after the other", file=sys.stderr)  # fmt: skip
+                      f"{len(_visible_gpus())} can be seen, or room for both on one (engine.gpu_memory_utilization at most "
+                      f"0.5 and engine.kv_cache_memory_gib set); one is measured after the other", file=sys.stderr)  # fmt: skip
                 continue
             pairs.append(Pair(cells, gpus))
             groups = [left for g in groups if (left := [c for c in g if c.cell_id not in pairs[-1].partners])]
@@ -483,12 +484,22 @@ def _visible_gpus() -> list[str]:
     return found
 
 
-def _apart(cells: tuple[list[Cell], list[Cell]]) -> tuple[list[str] | None, list[str] | None] | None:
-    """The GPUs that each of two engines is to see, none of them twice; None where there are too few."""
+def _places(cells: tuple[list[Cell], list[Cell]]) -> tuple[list[str] | None, list[str] | None] | None:
+    """The GPUs that each of two engines is to see: none twice, or, where there are too few, the same for both if they
+    leave each other room; None if they do not."""
     if not params.count_gpus():
         return None, None
     visible, first, second = _visible_gpus(), *map(_num_gpus, cells)
-    return (visible[:first], visible[first : first + second]) if first + second <= len(visible) else None
+    if first + second <= len(visible):
+        return visible[:first], visible[first : first + second]
+    return (visible[:first], visible[:second]) if max(first, second) <= len(visible) and _leave_room(cells) else None
+
+
+def _leave_room(cells: tuple[list[Cell], list[Cell]]) -> bool:
+    """Whether two engines fit on the same GPUs. Each has to know its KV cache's size: vLLM's profiling of the memory left
+    would count what the other one takes meanwhile."""
+    engines = [side[0].engine for side in cells]
+    return all(e.kv_cache_memory_gib for e in engines) and sum(e.gpu_memory_utilization or 1 for e in engines) <= 1
 
 
 def take_turns(

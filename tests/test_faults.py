@@ -287,6 +287,7 @@ def test_too_few_gpus_for_both_engines_are_named(monkeypatch, capsys):
         assert sum(map(len, left)) == (1 if split else 5)
         told = capsys.readouterr().err
         assert ("arm0 and arm1:1 take no turns: they need 2 GPUs" in told) == (split is None)
+        assert ("gpu_memory_utilization at most 0.5" in told) == (split is None)
     large = [
         [c.model_copy(update={"engine": c.engine.model_copy(update={"tensor_parallel_size": 2})}) for c in cells[:2]]
     ]
@@ -295,6 +296,27 @@ def test_too_few_gpus_for_both_engines_are_named(monkeypatch, capsys):
     assert pair.gpus == (["0", "1"], ["2"])
     monkeypatch.setattr(engines.params, "count_gpus", lambda: 0)
     assert engines.pair_off(groups, p)[0][0].gpus == (None, None)
+
+
+def test_engines_that_leave_each_other_room_take_turns_on_one_gpu(monkeypatch):
+    p = standin_sweep.profile(**IN_TURN)
+
+    def places(*changes, visible="3"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        sides = [[c.model_copy(update={"engine": c.engine.model_copy(update=change)}) for c in side]
+                 for side, change in zip((twins(2)[:2], twins(2)[2:]), changes, strict=True)]  # fmt: skip
+        return [pair.gpus for pair in engines.pair_off(sides, p)[0]]
+
+    monkeypatch.setattr(engines.params, "count_gpus", lambda: 4)
+    small = {"gpu_memory_utilization": 0.4, "kv_cache_memory_gib": 8.0}
+    assert places(small, small) == [(["3"], ["3"])]
+    assert places(small, small | {"gpu_memory_utilization": 0.6}) == [(["3"], ["3"])]
+    assert places(small, small, visible="3,1") == [(["3"], ["1"])]
+    assert places(small, small, visible="") == []
+    two = small | {"tensor_parallel_size": 2}
+    assert places(two, two, visible="0,1") == [(["0", "1"], ["0", "1"])] and places(two, small, visible="0") == []
+    for other in ({"gpu_memory_utilization": 0.61}, {"kv_cache_memory_gib": None}, {"gpu_memory_utilization": None}):
+        assert places(small, small | other) == places(small | other, small) == []
 
 
 def test_a_named_engine_without_its_partner_is_told_and_models_are_not_mixed(capsys):
