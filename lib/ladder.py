@@ -28,6 +28,8 @@ LABELS = {
     "suffix": "suffix, memory off",
     "suffix_cold": "suffix, memory cold",
     "suffix_warm": "suffix, memory warm",
+    "ngram_captured_full": "ngram, larger graphs, FULL",
+    "plain_ngram_captured_full": "unfilled, larger graphs, FULL",
     "padded_ngram": "padded ngram",
     "padded_ngram_captured": "padded ngram, larger graphs",
     "padded_ngram_captured_full": "padded, larger graphs, FULL",
@@ -397,15 +399,24 @@ def _in_turn(test: Record, bases: list[Record]) -> bool:
     return any(stats.in_turn(test, b) for b in stats.bases_of(test, bases))
 
 
-def twins(p: Profile, records: Iterable[Record], batch_size: int) -> list[tuple[list[Record], list[Record]]]:
-    """Of each pair of identical vanilla engines in `p.in_turn` the records at a batch size that were measured in turn, in one
-    order."""
-    plain, found = named(records, "vanilla", batch_size=batch_size), []
-    for one, other in (pair for pair in p.turns if {name for name, _ in pair} == {"vanilla"}):
-        both = [named(plain, name, repeat=repeat) for name, repeat in (one, other)]
-        pairs = [(a, b) for a, b in stats.pair(*both) if stats.in_turn(a, b)]
-        found += [tuple(map(list, zip(*pairs, strict=True)))] if pairs else []
+def turned(p: Profile, records: Iterable[Record], batch_size: int) -> list[tuple[list[Record], list[Record]]]:
+    """Of each pair of engines in `p.in_turn` the records at a batch size that were measured in turn, in one order; pairs
+    without any left out."""
+    records, found = list(records), []
+    for pair in p.turns:
+        both = [named(records, name, repeat=repeat, batch_size=batch_size) for name, repeat in pair]
+        met = [(a, b) for a, b in stats.pair(*both) if stats.in_turn(a, b)]
+        found += [tuple(map(list, zip(*met, strict=True)))] if met else []
     return found
+
+
+def twins(p: Profile, records: Iterable[Record], batch_size: int) -> list[tuple[list[Record], list[Record]]]:
+    """Those of `turned` that are two identical vanilla engines."""
+    return [
+        both
+        for both in turned(p, records, batch_size)
+        if {r.cell.setting for side in both for r in side} == {"vanilla"}
+    ]
 
 
 class WideRound(NamedTuple):

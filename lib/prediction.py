@@ -15,7 +15,7 @@ import importlib.util
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from tqdm.auto import tqdm
 
-from lib import metrics, replay, stats, steptime
+from lib import ladder, metrics, replay, stats, steptime
 from lib.cells import Cell, Speculative, engine_key
 from lib.records import ROOT, Record, Resolved, Store, Trace
 from lib.replay import Replayed, Simulation, Stream
@@ -138,6 +138,11 @@ class Graphs(NamedTuple):
         mode = cell.engine.cudagraph_mode if resolved is None else resolved.cudagraph_mode
         sizes = () if resolved is None else resolved.cudagraph_capture_sizes
         return cls(mode != "PIECEWISE", max(sizes, default=asked), mode == "FULL")
+
+    @classmethod
+    def for_any_step(cls, batch_size: int, num_speculative_tokens: int) -> Graphs:
+        """FULL ones for steps of any composition, up to that of a full batch of drafts; never fewer than as shipped."""
+        return cls(True, max(cls().largest, ladder.capture_size(batch_size, num_speculative_tokens)), True)
 
 
 AS_SHIPPED = Graphs()
@@ -469,6 +474,7 @@ class Prediction:
     verdict: str
     outside: float = 0.0
     acceptance_per_position: tuple[float, ...] = ()
+    graphs: Graphs = AS_SHIPPED
 
 
 def judge(speedup: Estimate, noise: float = float("nan"), outside: float = 0.0) -> str:
@@ -552,7 +558,7 @@ def predict(
         setting, speculative, batch_size, metrics.tokens_per_step(c), metrics.draft_coverage(c),
         metrics.acceptance_rate(c), c.num_draft_tokens / c.num_request_steps, _ratio(timed, plain),
         throughput,
-        speedup, verdict, max(timed.outside, plain.outside), tuple(metrics.acceptance_per_position(c)),
+        speedup, verdict, max(timed.outside, plain.outside), tuple(metrics.acceptance_per_position(c)), graphs,
     )  # fmt: skip
 
 
@@ -709,19 +715,32 @@ def rank(
     *,
     batch_sizes: Sequence[int],
     settings: Mapping[str, Speculative | None],
+    any_step: Container[str] = (),
     max_model_len: int | None = None,
     progress: bool = False,
 ) -> list[Prediction]:
-    """Predictions of every setting at every batch size, best first within a batch size."""
+    """Predictions of every setting at every batch size, best first within a batch size.
+
+    any_step: names of the settings whose engine holds FULL graphs for any step, up to a full batch of drafts.
+    """
     longest = max(len(s.prompt_token_ids) + len(s.output_token_ids) for s in streams)
     limit = max_model_len or longest + 128  # room for drafts: nobody is near the model's length
     asked = [(name, batch) for batch in batch_sizes for name in {"": None, **settings}]
     jobs = [_Job(settings.get(name), batch, costs.runner, limit) for name, batch in asked]
     replayed = dict(zip(asked, _replays(jobs, streams, progress), strict=True))
     found = []
+
+    def graphs(name: str, batch: int) -> Graphs:
+        speculative = settings[name]
+        if speculative is None or name not in any_step:
+            return AS_SHIPPED
+        return Graphs.for_any_step(batch, speculative.num_speculative_tokens)
+
     for batch in batch_sizes:
         ranked = [
-            predict(name, speculative, replayed[name, batch], replayed["", batch], costs, batch)
+            predict(
+                name, speculative, replayed[name, batch], replayed["", batch], costs, batch, graphs=graphs(name, batch)
+            )
             for name, speculative in settings.items()
         ]
         found += sorted(ranked, key=lambda p: -p.speedup.value)

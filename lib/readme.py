@@ -23,6 +23,7 @@ PATH = records.ROOT / "README.md"
 SHOWN = ("ngram", "padded_ngram", "suffix", "padded_suffix", "full")
 ORDER = ("h200", "cpu")  # the profile whose records answer, first that has any
 CLOSED = "h200-closed"  # the same ladder where a batch thins out towards its end
+TURNS = "h200-in-turn"  # engines that took turns, two at a time
 SHAPES = ("h200", "h200x2")  # where step times of shapes were measured
 BREAK_EVEN_LINE = (
     "Tokens per step that a drafter of 7 tokens must reach to break even, from measured step times (dummy weights but for "
@@ -72,7 +73,7 @@ def answer() -> str:
     machine = first.provenance.gpu or first.provenance.cpu
     where = f"{p.model.name}, {p.engine.dtype}, {machine}, vLLM {first.resolved.vllm_version}"
     lines = [f"*{where}; throughput as a multiple of vanilla as shipped, with 95 % intervals.*"]
-    lines += [*by_requests(p, held), "", f"With {batch} requests in flight, unless said:", ""]
+    lines += [*by_requests(p, held), *_turns(), "", f"With {batch} requests in flight, unless said:", ""]
     sentences = {
         "full": "The published full configuration (suffix 32, PIECEWISE, gpu_memory_utilization 0.80) gives {}.",
         "ngram": "vLLM's own ngram drafter, as of this version, gives {}.",
@@ -150,6 +151,48 @@ def _over_v1(p: params.Profile, held: list[Record]) -> str:
         f"gives {', '.join(found)}."
     )
     return text if found else ""
+
+
+def _turns() -> list[str]:
+    """What the profile of engines in turn measured; empty without its records."""
+    p, store = params.load(TURNS), _committed(TURNS)
+    held = [r for c in ladder.notebook_cells(p, "04") if (r := store.get(c)) is not None and r.status == "ok"]
+    return [
+        "", f"Two engines at a time **in turn**, cell by cell (profile `{TURNS}`; one GPU, another machine, {len(p.workloads)} "
+        f"workloads, one prompt seed):", "", *in_turn(p, held, store),
+    ] if held else []  # fmt: skip
+
+
+def in_turn(p: params.Profile, held: list[Record], store: Store) -> list[str]:
+    """A table: for each pair of engines in `p.in_turn` the first one's throughput in multiples of the second's, by requests
+    in flight, over all workloads and in single cells; and the share of their steps that ran in the FULL graph."""
+    batches = sorted({r.cell.batch_size for r in held})
+    found: dict[tuple[str, str], dict[int, tuple[list[Record], list[Record]]]] = {}
+    for batch in batches:
+        for tests, bases in ladder.turned(p, held, batch):
+            found.setdefault((tests[0].cell.setting, bases[0].cell.setting), {})[batch] = tests, bases
+    table = ["| the first over the second | " + " | ".join(map(str, batches)) + " | steps in FULL |"]
+    table.append("|---" * (len(batches) + 2) + "|")
+    for names, row in found.items():
+        entries = []
+        for tests, bases in (row.get(batch, ([], [])) for batch in batches):
+            single = [
+                metrics.throughput_tok_s(t) / metrics.throughput_tok_s(b) for t, b in zip(tests, bases, strict=True)
+            ]
+            told = f"{stats.speedup(tests, bases)} ({min(single):.2f} to {max(single):.2f})" if single else "—"
+            entries.append(told)
+        shares = [_full_share([r for both in row.values() for r in both[side]], store) for side in (0, 1)]
+        what = " over ".join(map(figures.label_of, names))
+        table.append(f"| {what} | {' | '.join(entries)} | {', '.join(shares)} |")
+    cells = max((len(both[0]) for row in found.values() for both in row.values()), default=0)
+    return [*table, "", f"One pair of engines a line, {cells} engine cells a side and entry; in brackets the lowest and the "
+            f"highest single cell."] if found else []  # fmt: skip
+
+
+def _full_share(tests: list[Record], store: Store) -> str:
+    shares = [metrics.graph_mode_shares(store.trace(r)) for r in tests if r.has_trace]
+    known = [share for share in shares if share]
+    return f"{100 * np.mean([share.get('FULL', 0.0) for share in known]):.0f} %" if known else "not told"
 
 
 def _floor(bases: list[Record], over: str = "workload") -> float:

@@ -31,12 +31,24 @@ class RecommendError(ValueError):
 # ---- settings ----
 
 
-def candidates(draft_lengths: Sequence[int] = (3, 5, 7, 10)) -> dict[str, Speculative | None]:
-    """Settings worth trying, by name; suffix ones only where arctic_inference is installed."""
+FULL_FOR_ANY_STEP = (
+    "_full"  # ends the names of candidates whose engine asks for larger FULL graphs for steps of any composition
+)
+
+
+def candidates(
+    draft_lengths: Sequence[int] = (3, 5, 7, 10), *, larger_graphs: bool = False
+) -> dict[str, Speculative | None]:
+    """Settings worth trying, by name; suffix ones only where arctic_inference is installed.
+
+    larger_graphs: also vLLM's own ngram on an engine with FULL graphs for any step, as ngram_g<gamma>_full.
+    """
     found: dict[str, Speculative | None] = {"vanilla": None}
     lookup = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
     for gamma in draft_lengths:
         found[f"ngram_g{gamma}"] = Speculative(method="ngram", num_speculative_tokens=gamma, **lookup)
+    if larger_graphs:
+        found |= {name + FULL_FOR_ANY_STEP: s for name, s in found.items() if s is not None}
     for gamma in draft_lengths:
         found[f"padded_ngram_g{gamma}"] = Speculative(
             method="custom_class", drafter="PaddedNgram", num_speculative_tokens=gamma, drafter_options=lookup
@@ -75,11 +87,25 @@ def environment(speculative: Speculative | None) -> dict[str, str]:
     return {drafters.OPTIONS: json.dumps(speculative.drafter_options)}
 
 
+def graph_arguments(prediction: Prediction) -> dict[str, Any]:
+    """What `LLM(...)` is asked for beside the drafts: the graphs, where they are not those as shipped."""
+    if not prediction.graphs.any_step:
+        return {}
+    return {
+        "max_cudagraph_capture_size": prediction.graphs.largest,
+        "compilation_config": {"cudagraph_mode": "FULL"},
+    }
+
+
 def paste(prediction: Prediction, model: str) -> tuple[str, str]:
     """(`LLM(...)` call, `vllm serve` command) that switch a setting on."""
     s, seqs = prediction.speculative, prediction.batch_size
     arguments = [f"model={model!r}", f"max_num_seqs={seqs}"]
     command = [f"vllm serve {model}", f"--max-num-seqs {seqs}"]
+    for name, value in graph_arguments(prediction).items():
+        arguments.append(f"{name}={value!r}")
+        told = f"'{json.dumps(value)}'" if isinstance(value, dict) else value
+        command.append(f"--{name.replace('_', '-')} {told}")
     if s is not None:
         config = s.vllm()
         arguments.append(f"speculative_config={config!r}")
@@ -102,8 +128,8 @@ def schedule(prediction: Prediction, costs: Costs) -> list[list[int]]:
     acceptance, s = prediction.acceptance_per_position, prediction.speculative
     if s is None or not acceptance:
         return []
-    uniform = s.drafter is not None or (s.method == "ngram" and costs.runner == "V2")
-    mode = _usable(costs.drafter, "FULL" if uniform else "PIECEWISE")
+    full = s.drafter is not None or (s.method == "ngram" and costs.runner == "V2") or prediction.graphs.any_step
+    mode = _usable(costs.drafter, "FULL" if full else "PIECEWISE")
     plain = _usable(costs.vanilla, "FULL")
     low, high = (int(x) for x in costs.vanilla.regime(plain).grid.batch)
     ranges: list[list[int]] = []
@@ -134,6 +160,11 @@ def schedule_advice(prediction: Prediction, costs: Costs) -> str:
         return "One draft length is best at every measured batch size: no schedule is needed."
     name = "num_speculative_tokens_per_batch_size"
     text = json.dumps(ranges)
+    if prediction.graphs.any_step:
+        return (
+            f"The draft length should follow the batch ({text}), but with {name} vLLM's runner V1 sets cudagraph_mode to "
+            "PIECEWISE and gives these FULL graphs up: keep one length."
+        )
     if s.method == "suffix":
         return (
             f"The draft length should follow the batch ({text}), but vLLM refuses {name} with method "
@@ -154,8 +185,14 @@ def schedule_advice(prediction: Prediction, costs: Costs) -> str:
 
 
 def graph_advice(prediction: Prediction, costs: Costs) -> str:
-    """A sentence where a full batch of drafts outgrows the largest CUDA graph as shipped; else empty."""
+    """A sentence on what larger graphs need, or where a full batch of drafts outgrows the largest one as shipped; else empty."""
     s = prediction.speculative
+    if prediction.graphs.any_step:
+        return (
+            "FULL graphs for steps of any composition need an attention backend that captures them, such as FlashAttention 3 on "
+            "Hopper GPUs: where vLLM logs that it sets another cudagraph_mode, this prediction does not hold, and padded drafts "
+            "are the way to stay in a graph (measured in notebook 04 on one small model)."
+        )
     if s is None or not s.drafter or not {"FULL", "PIECEWISE"} & set(costs.drafter.modes):
         return ""
     verified = prediction.batch_size * (1 + s.num_speculative_tokens)
@@ -253,6 +290,7 @@ class Answer:
                 "throughput_tok_s": [number(v) for v in p.throughput[:3]],
                 "speedup": [number(v) for v in p.speedup[:3]], "outside_grid": number(p.outside),
                 "speculative_config": p.speculative.vllm() if p.speculative else None,
+                "graphs": graph_arguments(p),
             }  # fmt: skip
 
         answers = {}
@@ -317,11 +355,15 @@ def answer(
         )
     if importlib.util.find_spec("arctic_inference") is None:
         notes.append("The package arctic-inference is not installed: the suffix drafter is left out.")
+    # runner V2 fills ngram's drafts itself; without graphs there are none to be larger
+    larger = costs.runner == "V1" and "FULL" in costs.drafter.modes
+    offered = settings or candidates(larger_graphs=larger)
     ranked = rank(
         log.streams,
         costs,
         batch_sizes=sizes,
-        settings=settings or candidates(),
+        settings=offered,
+        any_step={name for name in offered if name.endswith(FULL_FOR_ANY_STEP)},
         max_model_len=max_model_len,
         progress=progress,
     )

@@ -158,6 +158,23 @@ def test_identical_engines_in_turn_are_found_by_the_profile():
     assert {r.cell.engine.repeat for r in other} == {1} and ladder.twins(p, found, 8) == []
 
 
+def test_pairs_in_turn_keep_the_profile_s_order_and_leave_out_what_stood_alone():
+    p = profile().model_copy(
+        update={
+            "wide": {256: {"vanilla": (1,), "ngram": (0,)}},
+            "in_turn": (("ngram", "vanilla:1"), ("vanilla:2", "suffix")),
+        }
+    )
+    cells = ladder.wide(p)
+    tests, bases = ([c for c in cells if c.setting == name] for name in ("ngram", "vanilla"))
+    found = [at(c, 10 * i) for i, c in enumerate(tests)] + [at(c, 5 + 10 * i) for i, c in enumerate(bases[:-1])]
+    ((first, second),) = ladder.turned(p, found, 256)
+    assert [r.cell_id for r in second] == [c.cell_id for c in bases[:-1]]
+    assert [r.cell.workload for r in first] == [r.cell.workload for r in second]
+    assert {r.cell.setting for r in first} == {"ngram"}
+    assert ladder.twins(p, found, 256) == [] == ladder.turned(p, found, 8)
+
+
 def test_what_is_wide_stays_out_of_the_batch_sweep():
     p = profile(wide={256: {"ngram": (0,)}})
     records = [at(c, 60) for c in (*ladder.wide(p), *ladder.spread(p, ["ngram"])) if c.setting == "ngram"]

@@ -188,6 +188,25 @@ def test_a_full_graph_of_any_step_holds_uneven_drafts_up_to_its_size(costs):
     assert list(shipped) == ["FULL", "PIECEWISE", "NONE"] and list(forced) == ["FULL", "FULL", "NONE"]
 
 
+def test_graphs_for_any_step_hold_a_full_batch_and_never_less_than_as_shipped():
+    assert prediction.Graphs.for_any_step(256, 7) == prediction.Graphs(full=True, largest=2048, any_step=True)
+    assert prediction.Graphs.for_any_step(65, 7).largest == 528  # 520 is no size that vLLM captures
+    assert prediction.Graphs.for_any_step(1, 7).largest == prediction.AS_SHIPPED.largest
+
+
+def test_only_settings_with_graphs_for_any_step_have_uneven_drafts_priced_as_full():
+    costs = hand_made()
+    (regime,) = costs.drafter.regimes
+    dear, cheap = (regime.model_copy(update={"mode": m, "fixed": ms}) for m, ms in (("PIECEWISE", 40.0), ("FULL", 4.0)))
+    costs = replace(costs, drafter=costs.drafter.model_copy(update={"regimes": (dear, cheap)}))
+    asked = {"batch_sizes": [4], "settings": {"ngram": NGRAM, "larger": NGRAM}, "any_step": {"larger"}}
+    found = {p.setting: p for p in prediction.rank(requests_of(0, 9), costs, **asked)}
+    assert found["ngram"].tau == found["larger"].tau
+    assert found["larger"].r == pytest.approx(0.4)  # every step 4 ms, vanilla's 10
+    assert found["ngram"].r > 1 and found["ngram"].graphs == prediction.AS_SHIPPED
+    assert found["larger"].graphs == prediction.Graphs.for_any_step(4, NGRAM.num_speculative_tokens)
+
+
 def test_memory_is_another_drafter_and_costs_as_much_if_unmeasured():
     suffix = Speculative(method="suffix", num_speculative_tokens=8)
     off = suffix.model_copy(update={"suffix_decoding_max_cached_requests": 0})

@@ -7,7 +7,7 @@ import json
 import pytest
 from made_up_machine import NGRAM, PERIODIC, hand_made, machine, rank_one, requests_of
 
-from lib import prediction, recommend, replay
+from lib import prediction, recommend, replay, requestlog
 from lib.cells import Speculative
 from lib.prediction import BEYOND, Costs
 from lib.records import Store
@@ -48,6 +48,35 @@ def test_our_own_drafters_come_with_their_environment():
     call, command = recommend.paste(found[0], "some/model")
     assert "os.environ['SPECULATION_DRAFTER_OPTIONS']" in call
     assert command.startswith("SPECULATION_DRAFTER_OPTIONS='{")
+
+
+def test_larger_graphs_come_with_their_flags_and_one_length():
+    costs = falling()
+    modes = [r.model_copy(update={"mode": m}) for r in costs.drafter.regimes for m in ("FULL", "PIECEWISE")]
+    costs = recommend.replace(costs, drafter=costs.drafter.model_copy(update={"regimes": tuple(modes)}))
+    streams = [replay.stream([7, 8, 9, 7, 8], [9, 7, 8] * 20 + [i] * 3) for i in range(8)]
+    log = requestlog.Log(tuple(streams), (), ())
+    told = {
+        runner: recommend.answer(log, recommend.replace(costs, runner=runner), batch_sizes=[8])
+        for runner in ("V1", "V2")
+    }
+    offered = {runner: {p.setting: p for p in found.predictions} for runner, found in told.items()}
+    assert "ngram_g7_full" in offered["V1"] and not [name for name in offered["V2"] if name.endswith("_full")]
+    assert not [p for p in recommend.answer(log, falling(), batch_sizes=[8]).predictions if p.graphs.any_step]
+    larger, plain = (offered["V1"][name] for name in ("ngram_g7_full", "ngram_g7"))
+    assert larger.speculative == plain.speculative and recommend.graph_arguments(plain) == {}
+    call, command = recommend.paste(larger, "some/model")
+    seen = {}
+    eval(call, {"LLM": lambda **kw: seen.update(kw)})
+    assert (seen["max_cudagraph_capture_size"], seen["compilation_config"]) == (512, {"cudagraph_mode": "FULL"})
+    assert (
+        "--max-cudagraph-capture-size 512" in command
+        and """--compilation-config '{"cudagraph_mode": "FULL"}'""" in command
+    )
+    assert "keep one length" in recommend.schedule_advice(larger, costs)
+    assert "attention backend" in recommend.graph_advice(larger, costs)
+    row = next(r for r in told["V1"].as_json("m")["predictions"] if r["setting"] == "ngram_g7_full")
+    assert row["graphs"] == {"max_cudagraph_capture_size": 512, "compilation_config": {"cudagraph_mode": "FULL"}}
 
 
 def falling() -> Costs:
