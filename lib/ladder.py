@@ -405,7 +405,7 @@ def turned(p: Profile, records: Iterable[Record], batch_size: int) -> list[tuple
     records, found = list(records), []
     for pair in p.turns:
         both = [named(records, name, repeat=repeat, batch_size=batch_size) for name, repeat in pair]
-        met = [(a, b) for a, b in stats.pair(*both) if stats.in_turn(a, b)]
+        met = sorted(((a, b) for a, b in stats.pair(*both) if stats.in_turn(a, b)), key=lambda pair: pair[0].cell_id)
         found += [tuple(map(list, zip(*met, strict=True)))] if met else []
     return found
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from datetime import datetime
 from functools import cache
@@ -271,7 +270,7 @@ def larger_graphs(p: params.Profile, held: list[Record]) -> list[str]:
     """Lines: drafts with graphs up to the largest step and FULL for any step, against their own round's vanilla; filled, then
     unfilled."""
     base = ladder.named(held, "vanilla")
-    order, lines, sides = stats.rounds(base), [], []
+    order, lines = stats.rounds(base), []
     batches = sorted({*p.batch_sizes, *p.batch_sweep})
     where = " / ".join(p.sweep_workloads)
     settings = {
@@ -280,39 +279,13 @@ def larger_graphs(p: params.Profile, held: list[Record]) -> list[str]:
         "plain_ngram_captured_full": "- With such graphs the same drafts *unfilled* (by our drafter)",
     }
     for name, text in settings.items():
-        sides.append([r for b in batches for r in ladder.swept(p, held, name, batch_size=b)])
-        if tests := stats.beside(sides[-1], base):
+        if tests := stats.beside([r for b in batches for r in ladder.swept(p, held, name, batch_size=b)], base):
             number = stats.round_of(tests[0], order) + 1
             found = _by_batch(p, [*tests, *base], name)
             lines.append(
                 f"{text}, round {number}, {where}: {found}; one engine cell each, whose interval holds prompts only."
             )
-    asked = [{(r.cell.workload, r.cell.batch_size) for r in side} for side in sides]
-    if len(lines) == len(settings) and asked[0] & asked[1]:
-        apart = not any(stats.same_round(*both) for both in itertools.product(*sides))
-        told = ", no round holding both" if apart else ""
-        lines.append(f"- Unfilled over filled on the same prompts{told}: {_side_by_side(*sides, base)}.")
     return lines
-
-
-def _side_by_side(filled: list[Record], plain: list[Record], base: list[Record]) -> str:
-    """The ratio of two settings of two rounds, as they ran and as each compares with vanilla of its own round."""
-
-    def told(values: list[float]) -> str:
-        return f"{min(values):.2f} to {max(values):.2f} (median {np.median(values):.2f}, {len(values)} cells)"
-
-    pairs = [
-        (t, f)
-        for t in plain
-        for f in filled
-        if (t.cell.workload, t.cell.batch_size) == (f.cell.workload, f.cell.batch_size)
-    ]
-    rates = [metrics.throughput_tok_s(t) / metrics.throughput_tok_s(f) for t, f in pairs]
-    known = [both for both in pairs if len(stats.beside(both, base)) == 2]
-    relative = [stats.speedup([t], base).value / stats.speedup([f], base).value for t, f in known]
-    return f"{told(rates)} in tokens a second" + (
-        f", {told(relative)} relative to vanilla of each one's round" if relative else ""
-    )
 
 
 def _wide(p: params.Profile, held: list[Record]) -> list[str]:
@@ -519,7 +492,8 @@ def upstream() -> str:
             lines.append(f"| {batch} | {workload} | " + " | ".join(columns) + " |")
     turned = [line for line in _wide(p, held) if "in turn" in line]
     runner = [f"- {told}"] if (told := _over_v1(p, held)) else []
-    return "\n".join([*lines, "", *runner, *_filled(p, held), *larger_graphs(p, held), *turned, *departures()])
+    tail = ["", *runner, *_filled(p, held), *larger_graphs(p, held), *turned, *departures()]
+    return "\n".join([*lines, *_turns(), *tail])
 
 
 def _filled(p: params.Profile, held: list[Record]) -> list[str]:

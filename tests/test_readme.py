@@ -3,7 +3,7 @@
 import made_up_records as made_up
 
 from lib import ladder, params, readme
-from lib.records import Provenance
+from lib.records import Provenance, Store
 
 
 def measured(cells, wall_s, hour=0):
@@ -38,29 +38,55 @@ def test_one_vanilla_engine_tells_no_noise_floor():
     assert row.startswith("| 8 | 2.00 [") and row.endswith("(2.00 to 2.00) | — |")
 
 
-def test_unfilled_drafts_are_set_beside_filled_ones_where_both_are_there():
+def test_larger_graphs_are_told_against_vanilla_of_their_own_round():
     p = params.load("h200")
 
     def swept(name, wall_s, hour):
         cells = [c for c in ladder.spread(p, [name]) if c.batch_size == 8 and c.workload.name in p.sweep_workloads]
         return measured(cells, wall_s, hour)
 
-    filled = swept("padded_ngram_captured_full", 2.0, 0) + swept("vanilla", 4.0, 0)
-    assert readme.larger_graphs(p, filled[:2]) == []  # no vanilla
-    (line,) = readme.larger_graphs(p, filled)
-    assert "round 1, sonnet / code: **8**: 2.00 [" in line and "Unfilled" not in line
-    plain = swept("plain_ngram_captured_full", 1.6, 9) + [
-        r.model_copy(
-            update={"cell": r.cell.model_copy(update={"engine": r.cell.engine.model_copy(update={"repeat": 1})})}
-        )
-        for r in swept("vanilla", 2.4, 9)
-    ]
-    *_, line = readme.larger_graphs(p, [*filled, *plain])
-    # 2 s against 1.6 s; 1.5 times its vanilla against twice
-    assert line == (
-        "- Unfilled over filled on the same prompts, no round holding both: 1.25 to 1.25 (median 1.25, 2 cells) in tokens a "
-        "second, 0.75 to 0.75 (median 0.75, 2 cells) relative to vanilla of each one's round."
+    filled, alone = swept("padded_ngram_captured_full", 2.0, 0), swept("plain_ngram_captured_full", 1.6, 9)
+    assert readme.larger_graphs(p, filled) == []  # no vanilla
+    (line,) = readme.larger_graphs(p, [*filled, *alone, *swept("vanilla", 4.0, 0)])
+    assert "filled drafts, round 1, sonnet / code: **8**: 2.00 [" in line
+
+
+def test_engines_in_turn_are_told_pair_by_pair(tmp_path):
+    p = params.load("h200").model_copy(
+        update={
+            "batch_sizes": (8, 64), "batch_sweep": (), "wide": {}, "seeds": (0,),
+            "in_turn": (("ngram", "vanilla"), ("vanilla:1", "vanilla:2"), ("suffix", "vanilla:3")),
+        }
+    )  # fmt: skip
+    cells = ladder.cells(p, ["ngram"]) + ladder.cells(p, ["vanilla"], repeats=3)
+    held = {(c.setting, c.engine.repeat, c.batch_size, c.workload.name): c for c in cells}
+
+    def pair(one, other, wall_s, batch, only=p.workloads):
+        made = []
+        for w in only:
+            a, b = (held[*engine, batch, w] for engine in (one, other))
+            (first,), (second,) = measured([a], wall_s), measured([b], 4.0)
+            made += [first.model_copy(update={"partner": b.cell_id}), second.model_copy(update={"partner": a.cell_id})]
+        return made
+
+    ngram, vanilla, twins = ("ngram", 0), ("vanilla", 0), (("vanilla", 1), ("vanilla", 2))
+    found = pair(ngram, vanilla, 2.0, 8, ("sonnet", "chat", "code")) + pair(ngram, vanilla, 1.0, 8, ("mix-sh",))
+    found += pair(ngram, vanilla, 8.0, 64) + pair(*twins, 4.0, 8)
+    store = Store(tmp_path)
+    traced = next(r for r in found if r.cell.setting == "ngram")
+    modes = ["FULL", "NONE", "NONE", "NONE"] * 5
+    store.save(traced, made_up.trace([1.0] * 20, [8] * 20, graph_mode=["", *modes]))
+    found[found.index(traced)] = traced = store.get(traced.cell)
+    lines = readme.in_turn(p, found, store)
+    assert lines[0] == "| the first over the second | 8 | 64 | steps in FULL |" and len(lines) == 6
+    # 4 x 4 s against 3 x 2 s + 1 s; the vanilla engines keep no trace
+    assert lines[2].startswith(f"| ngram over vanilla, as shipped | {16 / 7:.2f} [") and "(2.00 to 4.00)" in lines[2]
+    assert "| 0.50 [" in lines[2] and lines[2].endswith("| 25 %, not told |")
+    assert (
+        lines[3].startswith("| vanilla, as shipped over vanilla, as shipped | 1.00 [1.00, 1.00]")
+        and "| — |" in lines[3]
     )
+    assert readme.in_turn(p, [r for r in found if r.cell.setting == "ngram"], store) == []
 
 
 def test_without_another_batch_size_there_is_no_such_table():
