@@ -260,7 +260,7 @@ def _tokens_per_step(records: Sequence[Record]) -> Estimate:
     if any(not r.requests or r.requests[0].accepted_per_step is None for r in records):
         return Estimate(value, float("nan"), float("nan"), 0)
     groups = [np.array([_output_and_steps(q) for q in r.requests]) for r in records]
-    e = stats.bootstrap(groups, lambda rows: float(rows[:, 0].sum() / rows[:, 1].sum()))
+    e = stats.bootstrap(groups, lambda sums: sums[..., 0] / sums[..., 1])
     return Estimate(value, value * e.low / e.value, value * e.high / e.value, e.n)
 
 
@@ -400,11 +400,7 @@ def _tau_ratio(pairs: Sequence[tuple[Record, Record]]) -> Estimate:
     groups = [np.array([[*_output_and_steps(x), *_output_and_steps(y)]
                         for x, y in zip(t.requests, b.requests, strict=True)]) for t, b in pairs]  # fmt: skip
 
-    def ratio(rows: np.ndarray) -> float:
-        sums = rows.sum(axis=0)
-        return float(sums[0] / sums[1] / (sums[2] / sums[3]))
-
-    e = stats.bootstrap(groups, ratio)
+    e = stats.bootstrap(groups, lambda sums: sums[..., 0] / sums[..., 1] / (sums[..., 2] / sums[..., 3]))
     return Estimate(value, value * e.low / e.value, value * e.high / e.value, e.n)
 
 
@@ -920,16 +916,12 @@ def accepted_drafts_come_from(evidence: Evidence, workload: str, source: Literal
         streams = [replay.stream(*ids) for (w, _, _), ids in _tokens(bench).items() if w.name == workload]
         rows = np.array([replay.ngram_sources([s], *limits, latest=source == "output") for s in streams], float)
         if rows.sum():
-            share = stats.bootstrap([rows], lambda x, chosen=chosen: _share(x[:, chosen].sum(), x.sum()))
+            share = stats.bootstrap([rows], lambda sums, chosen=chosen: sums[..., chosen] / sums.sum(axis=-1))
             percents = f"{100 * share.value:.0f} % [{100 * share.low:.0f}, {100 * share.high:.0f}]"
             where = f"({bench.profile.model.name}, n = {len(rows)})"
             text = f"{percents} of accepted tokens from the {source} {where}"
             findings.append(Finding(within(share, low=0.5), bench.name, text))
     return findings
-
-
-def _share(part: float, whole: float) -> float:
-    return float(part / whole) if whole else float("nan")
 
 
 @measurement

@@ -17,6 +17,7 @@ NUM_RESAMPLES = 2000
 IN_TURN_S = 10  # no engine starts on a GPU in so short a time: such neighbours are cells of two engines that take turns
 PARTNERS_NAMED = "2026-11-30T12:25:07Z"  # from then on a record names its partner, and without one it has none
 ROUND_S = 2 * 3600  # records further apart in time are of two rounds: the machine may be another one
+_DRAWS_AT_ONCE = 2**20  # rows gathered in one call: 8 MB a column
 MIN_DEGREES = 2  # two cells alone have one, whose quantile of 12.7 says nothing about anything
 
 
@@ -41,35 +42,54 @@ class Estimate(NamedTuple):
 
 def bootstrap(
     groups: Sequence[np.ndarray],
-    statistic: Callable[[np.ndarray], float],
+    statistic: Callable[[np.ndarray], np.ndarray],
     *,
     resamples: int = NUM_RESAMPLES,
     seed: int = 0,
 ) -> Estimate:
-    """Percentile interval of `statistic` over rows, resampling groups (seeds), then rows (prompts) within them.
+    """Percentile interval of a function of the rows' sums, resampling groups (seeds), then rows (prompts) within them.
 
-    groups: one array a seed, each of shape [prompts, ...]. Raises ValueError without data.
+    groups: one array a seed, each of shape [prompts, columns]; statistic: of sums [..., columns], gives [...]. Raises
+    ValueError without data.
     """
     groups = [np.asarray(g, dtype=float) for g in groups if len(g)]
     if not groups:
         raise ValueError("groups holds no data, allowed: at least one non-empty group")
-    rows, size = np.concatenate(groups), len(groups[0])
-    alike = all(len(g) == size for g in groups)
     rng = np.random.default_rng(seed)
-    draws = np.empty(resamples)
+    drawn = _alike_sums(groups, resamples, rng) if len({len(g) for g in groups}) == 1 else _sums(groups, resamples, rng)
+    rows = np.concatenate(groups)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        low, high = np.nanpercentile(statistic(drawn), [2.5, 97.5])
+        value = statistic(rows.sum(axis=0))
+    return Estimate(float(value), float(low), float(high), len(rows))
+
+
+def _sums(groups: Sequence[np.ndarray], resamples: int, rng: np.random.Generator) -> np.ndarray:
+    """Column sums [resamples, columns] of groups drawn with replacement, and of rows drawn within each."""
+    found = np.empty((resamples, groups[0].shape[1]))
     for i in range(resamples):
         chosen = rng.integers(len(groups), size=len(groups))
-        if alike:  # one call draws what a call a group would, several times as fast
-            drawn = rows[np.repeat(chosen * size, size) + rng.integers(size, size=len(rows))]
-        else:
-            drawn = np.concatenate([groups[j][rng.integers(len(groups[j]), size=len(groups[j]))] for j in chosen])
-        draws[i] = statistic(drawn)
-    low, high = np.nanpercentile(draws, [2.5, 97.5])
-    return Estimate(float(statistic(rows)), float(low), float(high), len(rows))
+        found[i] = sum(groups[j][rng.integers(len(groups[j]), size=len(groups[j]))].sum(axis=0) for j in chosen)
+    return found
 
 
-def _ratio_of_sums(rows: np.ndarray) -> float:
-    return float(rows[:, 0].sum() / rows[:, 1].sum()) if rows[:, 1].sum() else float("nan")
+def _alike_sums(groups: Sequence[np.ndarray], resamples: int, rng: np.random.Generator) -> np.ndarray:
+    """As `_sums`, for groups of one size: the same draws, many of them summed in one call."""
+    columns, number, size = np.concatenate(groups).T.copy(), len(groups), len(groups[0])
+    found = np.empty((resamples, len(columns)))
+    highs = np.repeat([number, size], [number, number * size])  # of one resample: groups, then rows within each
+    at_once = max(1, _DRAWS_AT_ONCE // len(highs))
+    for start in range(0, resamples, at_once):
+        count = min(at_once, resamples - start)
+        drawn = rng.integers(np.broadcast_to(highs, (count, len(highs))))
+        drawn = drawn[:, number:] + np.repeat(drawn[:, :number] * size, size, axis=1)
+        found[start : start + count] = np.stack([column[drawn].sum(axis=1) for column in columns], axis=1)
+    return found
+
+
+def _ratio_of_sums(sums: np.ndarray) -> np.ndarray:
+    """First column's sum over the second's; NaN where that is 0."""
+    return np.where(sums[..., 1] == 0, np.nan, sums[..., 0] / sums[..., 1])
 
 
 def same_machine(a: Record, b: Record) -> bool:
@@ -123,8 +143,9 @@ def bases_of(test: Record, bases: Sequence[Record]) -> list[Record]:
     neighbour waits has the host to itself), and of its own repeat where it is a repeat.
     """
 
-    def key(r: Record) -> tuple:
-        return (r.cell.workload, r.cell.output_tokens, r.cell.ignore_eos, r.cell.batch_size)
+    def key(r: Record) -> tuple:  # what is quick to compare and mostly differs comes first
+        w = r.cell.workload
+        return (r.cell.batch_size, w.seed, w.name, r.cell.output_tokens, r.cell.ignore_eos, w)
 
     found = [b for b in bases if test.status == b.status == "ok" and key(b) == key(test) and same_machine(test, b)]
     found = [b for b in found if same_round(test, b)] or found

@@ -12,17 +12,26 @@ from lib import figures, stats
 from lib.records import Provenance
 
 
+def columns(*values):
+    """Rows of a value and a one, whose ratio of sums is the mean."""
+    return [np.column_stack([v, np.ones(len(v))]) for v in values]
+
+
+def mean(sums):
+    return sums[..., 0] / sums[..., 1]
+
+
 def test_bootstrap_of_constants_is_the_constant():
-    e = stats.bootstrap([np.full(5, 3.0), np.full(4, 3.0)], np.mean, resamples=50)
+    e = stats.bootstrap(columns(np.full(5, 3.0), np.full(4, 3.0)), mean, resamples=50)
     assert (e.value, e.low, e.high, e.n) == (3, 3, 3, 9)
 
 
 def test_bootstrap_is_seeded_and_contains_its_value():
-    groups = [np.arange(10.0), np.arange(5.0)]
-    a, b = (stats.bootstrap(groups, np.mean, resamples=200) for _ in range(2))
+    groups = columns(np.arange(10.0), np.arange(5.0))
+    a, b = (stats.bootstrap(groups, mean, resamples=200) for _ in range(2))
     assert a == b and a.low <= a.value <= a.high
     with pytest.raises(ValueError, match="groups"):
-        stats.bootstrap([], np.mean)
+        stats.bootstrap([], mean)
 
 
 @settings(max_examples=20)
@@ -35,14 +44,27 @@ def test_bootstrap_draws_groups_then_rows_within_them(sizes, seed):
         for _ in range(30):
             chosen = [groups[j] for j in rng.integers(len(groups), size=len(groups))]
             means.append(np.concatenate([g[rng.integers(len(g), size=len(g))] for g in chosen]).mean())
-        e = stats.bootstrap(groups, np.mean, resamples=30, seed=seed)
+        e = stats.bootstrap(columns(*groups), mean, resamples=30, seed=seed)
         assert (e.low, e.high) == pytest.approx(tuple(np.percentile(means, [2.5, 97.5])))
         assert (e.value, e.n) == (pytest.approx(np.concatenate(groups).mean()), sum(map(len, groups)))
 
 
+def test_many_draws_at_once_are_those_of_one_after_the_other(monkeypatch):
+    groups = columns(*np.random.default_rng(1).random((3, 50)))
+    whole = stats.bootstrap(groups, mean, resamples=40)
+    monkeypatch.setattr(stats, "_DRAWS_AT_ONCE", 400)  # two or three resamples a call
+    assert stats.bootstrap(groups, mean, resamples=40) == whole
+
+
+def test_a_resample_without_a_denominator_counts_as_none():
+    rows = np.array([[1.0, 0.0], [2.0, 4.0]])
+    e = stats.bootstrap([rows], stats._ratio_of_sums)
+    assert (e.value, e.low, e.high) == (0.75, 0.5, 0.75)  # (1 + 2) / 4, or 2 of 2 rows (2, 4); never 2 of (1, 0)
+
+
 def test_more_spread_between_groups_widens_the_interval():
-    near = stats.bootstrap([np.array([1.0, 2, 3]), np.array([1.0, 2, 3])], np.mean, resamples=500)
-    far = stats.bootstrap([np.array([1.0, 1, 1]), np.array([3.0, 3, 3])], np.mean, resamples=500)
+    near = stats.bootstrap(columns(np.array([1.0, 2, 3]), np.array([1.0, 2, 3])), mean, resamples=500)
+    far = stats.bootstrap(columns(np.array([1.0, 1, 1]), np.array([3.0, 3, 3])), mean, resamples=500)
     assert far.high - far.low > near.high - near.low
 
 
