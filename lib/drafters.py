@@ -10,8 +10,9 @@ alone, so everything else comes through the environment:
 - `SPECULATION_DRAFTER_COUNTS`: file to publish `Counts` in (optional)
 - `SPECULATION_WALK_FILE`: file that `set_walk` writes, for `WalkingDrafter`
 
-Runner V1 replays its FULL graph only for a step in which every request carries exactly 1 + gamma tokens; a
-shorter or an unequal draft sends the whole step to PIECEWISE. `PaddedNgram` and `PaddedSuffix` find the
+As shipped, runner V1 replays its FULL graph only for a step in which every request carries exactly 1 + gamma
+tokens; a shorter or an unequal draft sends the whole step to PIECEWISE. Where vLLM can capture FULL graphs for steps
+of any composition (`cudagraph_mode="FULL"`), filling is not needed. `PaddedNgram` and `PaddedSuffix` find the
 drafts that vLLM's own `ngram` and `suffix` find and fill each up to gamma tokens. The verification rejects
 wrong filling like any wrong draft, so greedy output does not change. Nothing here imports vLLM; numba and
 arctic_inference are imported when a class that needs them is built.

@@ -515,7 +515,7 @@ def take_turns(
     does.
     """
     at_work: dict[int, Process] = {}
-    chance = random.Random(0)
+    chance = random.Random(pair.cells[0][0].cell_id)  # another order in every pair
 
     def start(place: int) -> Callable[[list[Cell]], Process]:
         def begin(left: list[Cell]) -> Process:

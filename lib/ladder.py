@@ -419,6 +419,37 @@ def twins(p: Profile, records: Iterable[Record], batch_size: int) -> list[tuple[
     ]
 
 
+class InTurn(NamedTuple):
+    """Two settings whose engines took turns at a batch size, cell by cell; pairs of further repeats follow one another."""
+
+    first: list[Record]
+    second: list[Record]
+
+    @property
+    def ratio(self) -> stats.Estimate:
+        """The first one's throughput over the second's, over all cells."""
+        return stats.speedup(self.first, self.second)
+
+    @property
+    def single(self) -> list[float]:
+        """The same of single cells."""
+        rates = [[metrics.throughput_tok_s(r) for r in side] for side in self]
+        return [a / b for a, b in zip(*rates, strict=True)]
+
+
+def in_turn(p: Profile, records: Iterable[Record]) -> dict[tuple[str, str], dict[int, InTurn]]:
+    """What was measured in turn by (first, second) setting, in the order of `p.in_turn`, and batch size."""
+    records = list(records)
+    found: dict[tuple[str, str], dict[int, InTurn]] = {}
+    for batch in sorted({r.cell.batch_size for r in records}):
+        for tests, bases in turned(p, records, batch):
+            there = found.setdefault((tests[0].cell.setting, bases[0].cell.setting), {})
+            both = there.setdefault(batch, InTurn([], []))
+            both.first.extend(tests)
+            both.second.extend(bases)
+    return found
+
+
 class WideRound(NamedTuple):
     """What one round of measurement holds of a setting of `Profile.wide` at a batch size."""
 

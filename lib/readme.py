@@ -156,36 +156,45 @@ def _turns() -> list[str]:
     """What the profile of engines in turn measured; empty without its records."""
     p, store = params.load(TURNS), _committed(TURNS)
     held = [r for c in ladder.notebook_cells(p, "04") if (r := store.get(c)) is not None and r.status == "ok"]
-    return [
-        "", f"Two engines at a time **in turn**, cell by cell (profile `{TURNS}`; one GPU, another machine, {len(p.workloads)} "
-        f"workloads, one prompt seed):", "", *in_turn(p, held, store),
-    ] if held else []  # fmt: skip
+    return (
+        ["", f"Two engines at a time **in turn**, cell by cell (profile `{TURNS}`):", "", *in_turn(p, held, store)]
+        if held
+        else []
+    )
 
 
 def in_turn(p: params.Profile, held: list[Record], store: Store) -> list[str]:
-    """A table: for each pair of engines in `p.in_turn` the first one's throughput in multiples of the second's, by requests
-    in flight, over all workloads and in single cells; and the share of their steps that ran in the FULL graph."""
+    """A table: for each two settings in `p.in_turn` the first one's throughput in multiples of the second's, by requests in
+    flight, over all cells and in single ones; then what the cells are, and how many of their steps ran in FULL."""
     batches = sorted({r.cell.batch_size for r in held})
-    found: dict[tuple[str, str], dict[int, tuple[list[Record], list[Record]]]] = {}
-    for batch in batches:
-        for tests, bases in ladder.turned(p, held, batch):
-            found.setdefault((tests[0].cell.setting, bases[0].cell.setting), {})[batch] = tests, bases
-    table = ["| the first over the second | " + " | ".join(map(str, batches)) + " | steps in FULL |"]
-    table.append("|---" * (len(batches) + 2) + "|")
+    found = ladder.in_turn(p, held)
+    if not found:
+        return []
+    table = ["| the first over the second | " + " | ".join(map(str, batches)) + " |", "|---" * (len(batches) + 1) + "|"]
     for names, row in found.items():
-        entries = []
-        for tests, bases in (row.get(batch, ([], [])) for batch in batches):
-            single = [
-                metrics.throughput_tok_s(t) / metrics.throughput_tok_s(b) for t, b in zip(tests, bases, strict=True)
-            ]
-            told = f"{stats.speedup(tests, bases)} ({min(single):.2f} to {max(single):.2f})" if single else "—"
-            entries.append(told)
-        shares = [_full_share([r for both in row.values() for r in both[side]], store) for side in (0, 1)]
-        what = " over ".join(map(figures.label_of, names))
-        table.append(f"| {what} | {' | '.join(entries)} | {', '.join(shares)} |")
-    cells = max((len(both[0]) for row in found.values() for both in row.values()), default=0)
-    return [*table, "", f"One pair of engines a line, {cells} engine cells a side and entry; in brackets the lowest and the "
-            f"highest single cell."] if found else []  # fmt: skip
+        entries = [
+            f"{row[b].ratio} ({min(row[b].single):.2f} to {max(row[b].single):.2f})" if b in row else "—"
+            for b in batches
+        ]
+        table.append(f"| {' over '.join(map(figures.label_of, names))} | {' | '.join(entries)} |")
+    everything = [both for row in found.values() for both in row.values()]
+    cells = sorted({len(both.first) for both in everything})
+    seeds = len({r.cell.workload.seed for both in everything for r in both.first})
+    sizes = []
+    for batch in batches:
+        walls = [r.wall_s for r in held if r.cell.batch_size == batch]
+        sizes.append(f"{p.prompts_at(batch)} of {min(walls):.1f} to {max(walls):.1f} s at {batch}")
+    about = ["| setting | runner, scheduling | steps in FULL, by requests |", "|---" * 3 + "|"]
+    for name in dict.fromkeys(name for names in found for name in names):
+        how = next(r.resolved for r in held if r.cell.setting == name)
+        shares = [_full_share(ladder.named(held, name, batch_size=b), store) for b in batches]
+        scheduling = "asynchronous" if how.async_scheduling else "synchronous"
+        about.append(f"| {figures.label_of(name)} | {how.runner}, {scheduling} | {', '.join(shares)} |")
+    return [
+        *table, "", f"{' to '.join(map(str, dict.fromkeys((cells[0], cells[-1]))))} engine cells a side and entry, {seeds} "
+        f"prompt seed{'s' * (seeds > 1)}; in brackets the lowest and the highest single cell. Prompts and seconds a cell: "
+        f"{', '.join(sizes)}.", "", *about,
+    ]  # fmt: skip
 
 
 def _full_share(tests: list[Record], store: Store) -> str:

@@ -31,24 +31,12 @@ class RecommendError(ValueError):
 # ---- settings ----
 
 
-FULL_FOR_ANY_STEP = (
-    "_full"  # ends the names of candidates whose engine asks for larger FULL graphs for steps of any composition
-)
-
-
-def candidates(
-    draft_lengths: Sequence[int] = (3, 5, 7, 10), *, larger_graphs: bool = False
-) -> dict[str, Speculative | None]:
-    """Settings worth trying, by name; suffix ones only where arctic_inference is installed.
-
-    larger_graphs: also vLLM's own ngram on an engine with FULL graphs for any step, as ngram_g<gamma>_full.
-    """
+def candidates(draft_lengths: Sequence[int] = (3, 5, 7, 10)) -> dict[str, Speculative | None]:
+    """Settings worth trying, by name; suffix ones only where arctic_inference is installed."""
     found: dict[str, Speculative | None] = {"vanilla": None}
     lookup = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
     for gamma in draft_lengths:
         found[f"ngram_g{gamma}"] = Speculative(method="ngram", num_speculative_tokens=gamma, **lookup)
-    if larger_graphs:
-        found |= {name + FULL_FOR_ANY_STEP: s for name, s in found.items() if s is not None}
     for gamma in draft_lengths:
         found[f"padded_ngram_g{gamma}"] = Speculative(
             method="custom_class", drafter="PaddedNgram", num_speculative_tokens=gamma, drafter_options=lookup
@@ -64,6 +52,15 @@ def candidates(
         )
         found["suffix_cold"] = Speculative(method="suffix", num_speculative_tokens=32)
     return found
+
+
+def with_larger_graphs(settings: Mapping[str, Speculative | None], costs: Costs) -> dict[str, Speculative]:
+    """The ngram drafters among settings once more, as <name>_full, for engines with FULL graphs for steps of any composition;
+    none where there are no graphs, nor vLLM's own on runner V2, which fills its drafts itself."""
+    if "FULL" not in costs.drafter.modes:
+        return {}
+    methods = {"custom_class"} | ({"ngram"} if costs.runner == "V1" else set())
+    return {f"{name}_full": s for name, s in settings.items() if s is not None and s.method in methods}
 
 
 def best(predictions: Iterable[Prediction], batch_size: int) -> Prediction:
@@ -191,7 +188,8 @@ def graph_advice(prediction: Prediction, costs: Costs) -> str:
         return (
             "FULL graphs for steps of any composition need an attention backend that captures them, such as FlashAttention 3 on "
             "Hopper GPUs: where vLLM logs that it sets another cudagraph_mode, this prediction does not hold, and padded drafts "
-            "are the way to stay in a graph (measured in notebook 04 on one small model)."
+            "are the way to stay in a graph. Measured in notebook 04 on one small model with prompts of 400 tokens; vLLM's own "
+            "documentation calls FULL good for small models or small prompts only."
         )
     if s is None or not s.drafter or not {"FULL", "PIECEWISE"} & set(costs.drafter.modes):
         return ""
@@ -202,8 +200,8 @@ def graph_advice(prediction: Prediction, costs: Costs) -> str:
     return (
         f"A full batch of {prediction.setting} verifies {verified:,} tokens a step, more than the largest CUDA graph as shipped "
         f"({AS_SHIPPED.largest}), so it was predicted without graphs: max_cudagraph_capture_size={size} and "
-        'compilation_config={"cudagraph_mode": "FULL"} keep it in one with FlashAttention 3 (measured in notebook 04 on '
-        "one small model)."
+        f'compilation_config={{"cudagraph_mode": "FULL"}} keep it in one with FlashAttention 3 ({prediction.setting}_full; '
+        "measured in notebook 04 on one small model)."
     )
 
 
@@ -355,15 +353,14 @@ def answer(
         )
     if importlib.util.find_spec("arctic_inference") is None:
         notes.append("The package arctic-inference is not installed: the suffix drafter is left out.")
-    # runner V2 fills ngram's drafts itself; without graphs there are none to be larger
-    larger = costs.runner == "V1" and "FULL" in costs.drafter.modes
-    offered = settings or candidates(larger_graphs=larger)
+    offered = settings or candidates()
+    larger = {} if settings else with_larger_graphs(offered, costs)
     ranked = rank(
         log.streams,
         costs,
         batch_sizes=sizes,
-        settings=offered,
-        any_step={name for name in offered if name.endswith(FULL_FOR_ANY_STEP)},
+        settings=offered | larger,
+        any_step=larger,
         max_model_len=max_model_len,
         progress=progress,
     )

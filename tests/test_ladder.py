@@ -158,21 +158,28 @@ def test_identical_engines_in_turn_are_found_by_the_profile():
     assert {r.cell.engine.repeat for r in other} == {1} and ladder.twins(p, found, 8) == []
 
 
-def test_pairs_in_turn_keep_the_profile_s_order_and_leave_out_what_stood_alone():
+def test_pairs_in_turn_keep_the_profile_s_order_and_repeats_are_pooled():
     p = profile().model_copy(
         update={
-            "wide": {256: {"vanilla": (1,), "ngram": (0,)}},
-            "in_turn": (("ngram", "vanilla:1"), ("vanilla:2", "suffix")),
+            "wide": {256: {"vanilla": (1, 2), "ngram": (0, 1)}},
+            "in_turn": (("ngram", "vanilla:1"), ("ngram:1", "vanilla:2"), ("vanilla:2", "suffix")),
         }
     )
-    cells = ladder.wide(p)
-    tests, bases = ([c for c in cells if c.setting == name] for name in ("ngram", "vanilla"))
+    tests, again, bases, more = (
+        [c for c in ladder.wide(p) if (c.setting, c.engine.repeat) == engine]
+        for engine in (("ngram", 0), ("ngram", 1), ("vanilla", 1), ("vanilla", 2))
+    )
     found = [at(c, 10 * i) for i, c in enumerate(tests)] + [at(c, 5 + 10 * i) for i, c in enumerate(bases[:-1])]
-    ((first, second),) = ladder.turned(p, found, 256)
-    assert [r.cell_id for r in second] == [c.cell_id for c in bases[:-1]]
-    assert [r.cell.workload for r in first] == [r.cell.workload for r in second]
-    assert {r.cell.setting for r in first} == {"ngram"}
+    found += [at(c, 9000 + 10 * i) for i, c in enumerate(again)] + [at(c, 9005 + 10 * i) for i, c in enumerate(more)]
+    first, second = ladder.turned(p, found, 256)
+    for pair, others in ((first, bases[:-1]), (second, more)):
+        assert {r.cell_id for r in pair[1]} == {c.cell_id for c in others}
+        assert [r.cell.workload for r in pair[0]] == [r.cell.workload for r in pair[1]]
     assert ladder.twins(p, found, 256) == [] == ladder.turned(p, found, 8)
+    both = ladder.in_turn(p, found)["ngram", "vanilla"][256]
+    assert both == ladder.InTurn(first[0] + second[0], first[1] + second[1])
+    assert both.single == [1.0] * (len(tests) + len(bases) - 1) and both.ratio.value == 1
+    assert ladder.in_turn(p, [r for r in found if r.cell.setting == "ngram"]) == {}
 
 
 def test_what_is_wide_stays_out_of_the_batch_sweep():

@@ -78,14 +78,21 @@ def test_engines_in_turn_are_told_pair_by_pair(tmp_path):
     store.save(traced, made_up.trace([1.0] * 20, [8] * 20, graph_mode=["", *modes]))
     found[found.index(traced)] = traced = store.get(traced.cell)
     lines = readme.in_turn(p, found, store)
-    assert lines[0] == "| the first over the second | 8 | 64 | steps in FULL |" and len(lines) == 6
-    # 4 x 4 s against 3 x 2 s + 1 s; the vanilla engines keep no trace
-    assert lines[2].startswith(f"| ngram over vanilla, as shipped | {16 / 7:.2f} [") and "(2.00 to 4.00)" in lines[2]
-    assert "| 0.50 [" in lines[2] and lines[2].endswith("| 25 %, not told |")
+    assert lines[0] == "| the first over the second | 8 | 64 |" and lines[4:6] == ["", lines[5]] and lines[6] == ""
+    # 4 x 4 s against 3 x 2 s + 1 s
+    assert (
+        lines[2].startswith(f"| ngram over vanilla, as shipped | {16 / 7:.2f} [") and "(1.00 to 4.00)" not in lines[2]
+    )
+    assert "(2.00 to 4.00)" in lines[2] and "| 0.50 [" in lines[2]
     assert (
         lines[3].startswith("| vanilla, as shipped over vanilla, as shipped | 1.00 [1.00, 1.00]")
         and "| — |" in lines[3]
     )
+    assert lines[5].startswith("4 to 6 engine cells a side and entry, 1 prompt seed;")
+    assert "16 of 1.0 to 4.0 s at 8, 128 of 4.0 to 8.0 s at 64." in lines[5]
+    # one ngram cell at 8 kept a trace
+    assert lines[9] == "| ngram | V1, synchronous | 25 %, not told |"
+    assert lines[10] == "| vanilla, as shipped | V1, synchronous | not told, not told |"
     assert readme.in_turn(p, [r for r in found if r.cell.setting == "ngram"], store) == []
 
 

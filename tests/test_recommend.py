@@ -61,7 +61,11 @@ def test_larger_graphs_come_with_their_flags_and_one_length():
         for runner in ("V1", "V2")
     }
     offered = {runner: {p.setting: p for p in found.predictions} for runner, found in told.items()}
-    assert "ngram_g7_full" in offered["V1"] and not [name for name in offered["V2"] if name.endswith("_full")]
+    larger = {runner: {name for name, q in found.items() if q.graphs.any_step} for runner, found in offered.items()}
+    padded = {f"padded_ngram_g{n}_full" for n in (3, 5, 7, 10)}
+    assert larger == {"V1": padded | {f"ngram_g{n}_full" for n in (3, 5, 7, 10)}, "V2": padded}  # V2 fills vLLM's own
+    asked = recommend.answer(log, costs, batch_sizes=[8], settings={"vanilla": None, "own_full": NGRAM}).predictions
+    assert not [q for q in asked if q.graphs.any_step]
     assert not [p for p in recommend.answer(log, falling(), batch_sizes=[8]).predictions if p.graphs.any_step]
     larger, plain = (offered["V1"][name] for name in ("ngram_g7_full", "ngram_g7"))
     assert larger.speculative == plain.speculative and recommend.graph_arguments(plain) == {}
