@@ -6,6 +6,8 @@ bytes for the same records on the same pinned stack.
 
 from __future__ import annotations
 
+import io
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -166,9 +168,19 @@ def save(figure: Figure, name: str, profile: str, mode: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with plt.rc_context(STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        figure.savefig(folder / f"{name}_{profile}.svg", metadata={"Date": None, "Creator": None})
+        drawn = io.StringIO()
+        figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
+        (folder / f"{name}_{profile}.svg").write_text(numbered(drawn.getvalue()), encoding="utf-8")
         figure.savefig(folder / f"{name}_{profile}.png", metadata={"Software": None})
     plt.close(figure)  # pyplot need not hold it: a notebook displays the object itself
+
+
+def numbered(svg: str) -> str:
+    """An SVG whose clip paths and markers are numbered in order of appearance: matplotlib names them by a hash of their
+    coordinates, whose last digits are not the same on every processor."""
+    hashed = dict.fromkeys(re.findall(r'id="([a-z][0-9a-f]{10})"', svg))
+    names = {name: f"{name[0]}{number}" for number, name in enumerate(hashed, 1)}
+    return re.sub(r'(?<=["#])[a-z][0-9a-f]{10}(?=[")])', lambda found: names.get(found[0], found[0]), svg)
 
 
 def paths(name: str, profile: str) -> list[Path]:

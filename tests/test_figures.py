@@ -55,6 +55,16 @@ def test_same_input_same_bytes(name, tmp_path, monkeypatch):
     assert seen[0] == seen[1]
 
 
+def test_an_svg_does_not_depend_on_the_last_digits_of_a_coordinate():
+    drawn = [
+        f'<use xlink:href="#m{mark}"/><g clip-path="url(#p{clip})"/><clipPath id="p{clip}"/><path id="m{mark}"/>'
+        for clip, mark in (("35177091bd", "0123456789"), ("b7bdd3d13c", "abcdefabcd"))
+    ]
+    first, second = map(figures.numbered, drawn)
+    assert first == second == '<use xlink:href="#m2"/><g clip-path="url(#p1)"/><clipPath id="p1"/><path id="m2"/>'
+    assert figures.numbered('<use xlink:href="#DejaVuSans-41"/>') == '<use xlink:href="#DejaVuSans-41"/>'
+
+
 def test_the_provenance_line_comes_from_the_records():
     line = figures.provenance_line("02", "cpu", [record(cell()), record(cell("ngram", speculative=NGRAM))])
     assert line == (
