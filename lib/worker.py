@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lib import drafters, models, monitor, workloads
+from lib import drafters, models, monitor, parrot, recorded, workloads
 from lib.cells import Cell, Workload
 from lib.nursery import EVENTS_VARIABLE, GO, TURN
 from lib.records import Counters, Provenance, Record, Request, Resolved, Store, Trace
@@ -34,6 +34,7 @@ _COUNTERS = {
     "vllm:spec_decode_num_accepted_tokens": "num_accepted_tokens",
     "vllm:num_preemptions": "num_preemptions",
     "vllm:prompt_tokens": "num_prompt_tokens",
+    "vllm:prefix_cache_hits": "num_cached_prompt_tokens",
 }
 _PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
@@ -196,9 +197,8 @@ class Runner:
 
     def __init__(self, llm: Any, plan: dict, settled: Resolved, start_s: float):
         self.llm, self.plan, self.resolved, self.start_s = llm, plan, settled, start_s
-        self.tokenizer = (
-            None if plan["cells"][0]["engine"].get("model", {}).get("source") == "shape" else llm.get_tokenizer()
-        )
+        source = plan["cells"][0]["engine"].get("model", {}).get("source")
+        self.tokenizer = None if source in ("shape", "parrot") else llm.get_tokenizer()
         self.seen: set[tuple[int, ...]] = set()  # prompts that this engine has answered
         self.warmed: set[int] = set()
         self.ran = 0
@@ -208,6 +208,25 @@ class Runner:
         size = models.vocab_size(self.plan["model_path"]) if workload.name == "random" else None
         return workloads.build(workload, self.tokenizer, vocab_size=size)
 
+    def said(self, cell: Cell, **changes: Any) -> list[recorded.Request]:
+        """The requests of a cell whose answers are given: a parrot says them."""
+        config = json.loads((Path(self.plan["model_path"]) / "config.json").read_text())
+        tokenizer = None
+        if cell.workload.name == "jsonl":  # its text is tokenised as the recorded answers are
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(models.locate(models.Model()))
+        return recorded.build(cell.workload, parrot.vocabulary(config), cell.output_tokens, tokenizer, **changes)
+
+    def cache_ciphers(self, cell: Cell, requests: list[recorded.Request]) -> None:
+        """Let the engine read every cipher once, so that its blocks are cached and only the plain prompt is read in the run.
+
+        Not where the suffix drafter remembers answers: it would remember these.
+        """
+        if cell.memory in (None, "off") and cell.engine.enable_prefix_caching:
+            ciphers = [r.prompt_token_ids[: r.num_cipher_tokens] for r in requests]
+            self.generate(ciphers, 1, True, self.resolved.max_num_seqs or cell.batch_size)
+
     def generate(
         self,
         prompts: list[list[int]],
@@ -215,13 +234,14 @@ class Runner:
         ignore_eos: bool,
         batch_size: int,
         recorder: StepRecorder | None = None,
+        temperature: float = 0,
     ) -> list[Any]:
-        """Greedy outputs in prompt order, never more than `batch_size` requests in flight; with internal ids."""
+        """Outputs in prompt order, never more than `batch_size` requests in flight; with internal ids."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         params = SamplingParams(
-            temperature=0.0, max_tokens=output_tokens, ignore_eos=ignore_eos,
+            temperature=temperature, max_tokens=output_tokens, ignore_eos=ignore_eos,
             detokenize=self.tokenizer is not None, output_kind=RequestOutputKind.FINAL_ONLY,
         )  # fmt: skip
         engine, waiting = self.llm.llm_engine, deque(range(len(prompts)))
@@ -253,7 +273,11 @@ class Runner:
             changes["input_tokens"] = min(cell.workload.input_tokens, 32)
         other = cell.workload.model_copy(update=changes)
         tokens = min(self.plan["warm_up_tokens"], cell.output_tokens)
-        self.generate([p.token_ids for p in self.prompts(other)], tokens, True, cell.batch_size)
+        if cell.workload.answers == "model":
+            ids = [p.token_ids for p in self.prompts(other)]
+        else:
+            ids = [r.prompt_token_ids for r in self.said(cell.model_copy(update={"workload": other}), reverse=True)]
+        self.generate(ids, tokens, True, cell.batch_size)
         self.warmed.add(cell.batch_size)
 
     def prepare_memory(self, cell: Cell, prompts: list[list[int]]) -> None:
@@ -269,21 +293,25 @@ class Runner:
 
     def run(self, cell: Cell) -> tuple[Record, Trace]:
         """Measure one cell; returns its record and trace."""
-        prompts = self.prompts(cell.workload)
-        ids = [p.token_ids for p in prompts]
+        said = self.said(cell) if cell.workload.answers != "model" else None
+        ids = [p.token_ids for p in self.prompts(cell.workload)] if said is None else [r.prompt_token_ids for r in said]
         if cell.draft_tokens is not None:
             drafters.set_walk(os.environ["SPECULATION_WALK_FILE"], cell.draft_tokens, cell.uneven)
         self.warm_up(cell)
         self.prepare_memory(cell, ids)
         if cell.workload.name != "random":  # step times want their prompts read fast, not honestly
             self.llm.reset_prefix_cache()
+        if said is not None:
+            self.cache_ciphers(cell, said)
         counts_path = os.environ.get("SPECULATION_DRAFTER_COUNTS")
         before, per_before = _read_metrics(self.llm)
         own_before = drafters.read_counts(counts_path) if counts_path else None
         gpus = cell.engine.tensor_parallel_size * cell.engine.pipeline_parallel_size
         with StepRecorder(self.llm.llm_engine) as recorder, monitor.Monitor(num_gpus=gpus) as watch:
             start = time.monotonic()
-            outputs = self.generate(ids, cell.output_tokens, cell.ignore_eos, cell.batch_size, recorder)
+            outputs = self.generate(
+                ids, cell.output_tokens, cell.ignore_eos, cell.batch_size, recorder, cell.temperature
+            )
             wall_s = time.monotonic() - start
         after, per_after = _read_metrics(self.llm)
         own_after = drafters.read_counts(counts_path) if counts_path else None
@@ -293,6 +321,8 @@ class Runner:
         totals = {name: after[name] - before[name] for name in after}
         requests = tuple(self._request(inner, output, times) for inner, output in outputs)
         output_ids = [list(output.outputs[0].token_ids) for _, output in outputs]
+        wrong = recorded.divergence(said, output_ids) if said is not None else ""
+        cached = totals.pop("num_cached_prompt_tokens")
         counters = Counters(
             **totals | {"num_prompt_tokens": sum(map(len, ids))},
             num_output_tokens=sum(map(len, output_ids)),
@@ -303,7 +333,10 @@ class Runner:
             request_steps_source="engine",
         )
         record = Record(
-            cell=cell, status="ok", wall_s=round(wall_s, 6), counters=counters, requests=requests,
+            cell=cell, status="invalid" if wrong else "ok", reason=wrong, wall_s=round(wall_s, 6), counters=counters,
+            requests=requests, verbatim=None if said is None else not wrong,
+            inputs_hash=_hash([i for r in said or () for part in r[:2] for i in [len(part), *part]]) if said else "",
+            num_cached_prompt_tokens=cached,
             output_hash=_hash([i for one in output_ids for i in [len(one), *one]]), resolved=self.resolved,
             monitor=watch.result(), engine_start_s=round(self.start_s, 3), order=self.ran,
             partner=self.plan["partners"].get(cell.cell_id),

@@ -1,0 +1,136 @@
+"""Recorded answers as workloads: what a parrot says (`lib.parrot`), with the prompt that makes it say so.
+
+`recorded`: chat, code, edit, json and prose from `params/recorded/answers.parquet` (`make.py` beside it says how they were
+made), or a reader's own JSONL log (`jsonl`). `published`: streams with the study's ngram counters (`lib.streams`).
+Ids are relabelled workload by workload, so that any text fits any vocabulary: identity is all that lookups need.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from lib import parrot
+from lib.cells import RECORDED, Workload
+from lib.params import PARAMS
+from lib.workloads import WorkloadError
+
+if TYPE_CHECKING:
+    from lib.replay import Stream  # brings numba, which an engine in this process must load first
+
+ANSWERS = PARAMS / "recorded" / "answers.parquet"
+
+
+class Request(NamedTuple):
+    """One request: the prompt's ids, cipher included, and what the engine must answer, end token included unless cut."""
+
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+    num_cipher_tokens: int  # the prompt's first ones
+
+    def stream(self, overrun: int) -> Stream:
+        """For the replay; beyond its stop a parrot says end tokens, of which `overrun` are needed (drafted tokens + 1)."""
+        from lib.replay import Stream
+
+        return Stream(
+            np.asarray(self.prompt_token_ids, np.int32),
+            np.asarray(self.output_token_ids + [parrot.END] * overrun, np.int32),
+            len(self.output_token_ids),
+        )
+
+
+@cache
+def _recorded(name: str) -> list[tuple[list[int], list[int]]]:
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(ANSWERS)
+    table = table.filter(pc.equal(table["workload"], name))
+    return list(zip(table["prompt"].to_pylist(), table["answer"].to_pylist(), strict=True))
+
+
+def _logged(workload: Workload, tokenizer: Any) -> list[tuple[list[int], list[int]]]:
+    from lib import requestlog
+
+    try:
+        log = requestlog.read(requestlog.locate(workload.path), tokenizer)
+    except requestlog.LogError as error:
+        raise WorkloadError(str(error)) from None
+    # the log's own end token is the parrot's, which it says by itself
+    end = getattr(tokenizer, "eos_token_id", None)
+    pairs = ((s.prompt_token_ids.tolist(), s.output_token_ids.tolist()) for s in log.streams)
+    return [(prompt, answer[:-1] if answer[-1] == end else answer) for prompt, answer in pairs]
+
+
+def _drawn(workload: Workload, pairs: list[tuple[list[int], list[int]]]) -> list[tuple[list[int], list[int]]]:
+    """`num_prompts` of the pairs, by the seed, ids relabelled from 1 on."""
+    if workload.num_prompts > len(pairs):
+        raise WorkloadError(
+            f"num_prompts must be at most {len(pairs)}, what workload {workload.name!r} holds, got {workload.num_prompts}"
+        )
+    known = np.unique(np.concatenate([part for pair in pairs for part in pair]))
+    chosen = random.Random(f"{workload.seed}/{workload.name}").sample(pairs, workload.num_prompts)
+    return [tuple((np.searchsorted(known, part) + 1).tolist() for part in pair) for pair in chosen]
+
+
+def build(
+    workload: Workload, vocabulary: parrot.Vocabulary, output_tokens: int, tokenizer: Any = None, reverse: bool = False
+) -> list[Request]:
+    """The requests of a workload for a parrot; same workload and vocabulary, same ids, on every machine.
+
+    A prompt keeps its last `input_tokens` tokens, an answer its first `output_tokens`. `tokenizer`: for a log of text.
+    reverse: prompts and answers backwards, to warm up with (as much to draft, nothing that an answer holds).
+    Raises WorkloadError, parrot.ParrotError.
+    """
+    if workload.answers == "published":
+        from lib import streams
+
+        pairs = streams.published(
+            workload.name, workload.num_prompts, seed=workload.seed, num_ids=vocabulary.plain,
+            prompt_tokens=workload.input_tokens, output_tokens=output_tokens,
+        )  # fmt: skip
+    elif workload.name == "jsonl":
+        pairs = _drawn(workload, _logged(workload, tokenizer))
+    elif workload.name in RECORDED:
+        pairs = _drawn(workload, _recorded(workload.name))
+    else:
+        raise WorkloadError(
+            f"workload must be one of {', '.join(RECORDED)} or jsonl with recorded answers, got {workload.name!r}"
+        )
+    return [_request(p, a, workload.input_tokens, output_tokens, vocabulary, reverse) for p, a in pairs]
+
+
+def _request(
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    most_in: int,
+    most_out: int,
+    vocabulary: parrot.Vocabulary,
+    reverse: bool,
+) -> Request:
+    prompt, answer = list(prompt)[-most_in:], list(answer)[:most_out]
+    if reverse:
+        prompt, answer = prompt[::-1], answer[::-1]
+    highest = max(*prompt, *answer)
+    if highest >= vocabulary.plain:
+        raise WorkloadError(
+            f"vocab_size is too small for a parrot of this text: {highest} different ids must fit, {vocabulary.plain - 1} do"
+        )
+    said = answer if len(answer) == most_out else [*answer, parrot.END]
+    return Request(vocabulary.prompt(prompt, answer), said, vocabulary.cipher_tokens(answer))
+
+
+def divergence(requests: Sequence[Request], outputs: Sequence[Sequence[int]]) -> str:
+    """One sentence on the first request whose output is not its text; empty if all are verbatim."""
+    for number, (request, output) in enumerate(zip(requests, outputs, strict=True)):
+        expected, got = request.output_token_ids, list(output)
+        if expected != got:
+            place = next((i for i, pair in enumerate(zip(expected, got, strict=False)) if pair[0] != pair[1]), None)
+            if place is None:
+                return f"request {number} must say {len(expected)} tokens, got {len(got)}"
+            return f"request {number} must say {expected[place]} at position {place}, got {got[place]}"
+    return ""
