@@ -4,7 +4,8 @@ Measure side:  params -> cells, ladder -> corpus, models, workloads -> engines (
                vLLM; `reproduce` lets `nursery` import it once and fork the CPU profile's workers)
 Replay side:   records -> metrics -> stats -> figures; neither vLLM nor a GPU is needed
 On top:        steptime (the law), busy (the GPU's busy share, split), replay (drafters over recorded streams),
-               recommend (law + replay -> a setting), sweep (many engine cells, many GPUs),
+               streams (made-up tokens with the published counters), recommend (law + replay -> a setting),
+               sweep (many engine cells, many GPUs),
                published (the article's data), claims (its ledger; `rules` and `reanalysis` decide the verdicts)
 Leaves:        shapes (architectures without weights), drafters (loaded inside the engine by vLLM's `custom_class`),
                monitor (NVML, psutil)
