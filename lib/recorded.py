@@ -2,7 +2,7 @@
 
 `recorded`: chat, code, edit, json and prose from `params/recorded/answers.parquet` (`make.py` beside it says how they were
 made), or a reader's own JSONL log (`jsonl`). `published`: streams with the study's ngram counters (`lib.streams`).
-Ids are relabelled workload by workload, so that any text fits any vocabulary: identity is all that lookups need.
+Ids are relabelled by workload and seed, so that any text fits any vocabulary: identity is all that lookups need.
 """
 
 from __future__ import annotations
@@ -66,15 +66,23 @@ def _logged(workload: Workload, tokenizer: Any) -> list[tuple[list[int], list[in
     return [(prompt, answer[:-1] if answer[-1] == end else answer) for prompt, answer in pairs]
 
 
-def _drawn(workload: Workload, pairs: list[tuple[list[int], list[int]]]) -> list[tuple[list[int], list[int]]]:
-    """`num_prompts` of the pairs, by the seed, ids relabelled from 1 on."""
+def _drawn(
+    workload: Workload, pairs: list[tuple[list[int], list[int]]], num_ids: int
+) -> list[tuple[list[int], list[int]]]:
+    """`num_prompts` of the pairs, by the seed, under ids of the seed's own: a drafter's memory of another seed is no help."""
     if workload.num_prompts > len(pairs):
         raise WorkloadError(
             f"num_prompts must be at most {len(pairs)}, what workload {workload.name!r} holds, got {workload.num_prompts}"
         )
     known = np.unique(np.concatenate([part for pair in pairs for part in pair]))
-    chosen = random.Random(f"{workload.seed}/{workload.name}").sample(pairs, workload.num_prompts)
-    return [tuple((np.searchsorted(known, part) + 1).tolist() for part in pair) for pair in chosen]
+    if len(known) >= num_ids:
+        raise WorkloadError(
+            f"vocab_size must leave a parrot {len(known) + 1} ids for workload {workload.name!r}, it leaves {num_ids}"
+        )
+    rng = random.Random(f"{workload.seed}/{workload.name}")
+    labels = np.asarray(rng.sample(range(1, num_ids), len(known)))
+    chosen = rng.sample(pairs, workload.num_prompts)
+    return [tuple(labels[np.searchsorted(known, part)].tolist() for part in pair) for pair in chosen]
 
 
 def build(
@@ -94,9 +102,9 @@ def build(
             prompt_tokens=workload.input_tokens, output_tokens=output_tokens,
         )  # fmt: skip
     elif workload.name == "jsonl":
-        pairs = _drawn(workload, _logged(workload, tokenizer))
+        pairs = _drawn(workload, _logged(workload, tokenizer), vocabulary.plain)
     elif workload.name in RECORDED:
-        pairs = _drawn(workload, _recorded(workload.name))
+        pairs = _drawn(workload, _recorded(workload.name), vocabulary.plain)
     else:
         raise WorkloadError(
             f"workload must be one of {', '.join(RECORDED)} or jsonl with recorded answers, got {workload.name!r}"
@@ -115,11 +123,6 @@ def _request(
     prompt, answer = list(prompt)[-most_in:], list(answer)[:most_out]
     if reverse:
         prompt, answer = prompt[::-1], answer[::-1]
-    highest = max(*prompt, *answer)
-    if highest >= vocabulary.plain:
-        raise WorkloadError(
-            f"vocab_size is too small for a parrot of this text: {highest} different ids must fit, {vocabulary.plain - 1} do"
-        )
     said = answer if len(answer) == most_out else [*answer, parrot.END]
     return Request(vocabulary.prompt(prompt, answer), said, vocabulary.cipher_tokens(answer))
 

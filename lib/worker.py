@@ -221,11 +221,12 @@ class Runner:
     def cache_ciphers(self, cell: Cell, requests: list[recorded.Request]) -> None:
         """Let the engine read every cipher once, so that its blocks are cached and only the plain prompt is read in the run.
 
-        Not where the suffix drafter remembers answers: it would remember these.
+        Each is answered with the end token alone, which a suffix drafter's memory can make nothing of.
         """
-        if cell.memory in (None, "off") and cell.engine.enable_prefix_caching:
+        if cell.engine.enable_prefix_caching:
             ciphers = [r.prompt_token_ids[: r.num_cipher_tokens] for r in requests]
-            self.generate(ciphers, 1, True, self.resolved.max_num_seqs or cell.batch_size)
+            batch = self.resolved.max_num_seqs or cell.batch_size
+            self.generate(ciphers, 1, True, batch, allowed_token_ids=[parrot.END])
 
     def generate(
         self,
@@ -235,6 +236,7 @@ class Runner:
         batch_size: int,
         recorder: StepRecorder | None = None,
         temperature: float = 0,
+        **sampling: Any,
     ) -> list[Any]:
         """Outputs in prompt order, never more than `batch_size` requests in flight; with internal ids."""
         from vllm import SamplingParams
@@ -242,7 +244,7 @@ class Runner:
 
         params = SamplingParams(
             temperature=temperature, max_tokens=output_tokens, ignore_eos=ignore_eos,
-            detokenize=self.tokenizer is not None, output_kind=RequestOutputKind.FINAL_ONLY,
+            detokenize=self.tokenizer is not None, output_kind=RequestOutputKind.FINAL_ONLY, **sampling,
         )  # fmt: skip
         engine, waiting = self.llm.llm_engine, deque(range(len(prompts)))
         submitted = recorder.submitted if recorder is not None else []

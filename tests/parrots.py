@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 
-def config(family: str = "llama", hidden: int = 512, heads: int = 4, kv_heads: int = 2, head_dim: int = 128, **changes) -> dict:
+def config(
+    family: str = "llama", hidden: int = 512, heads: int = 4, kv_heads: int = 2, head_dim: int = 128, **changes
+) -> dict:
     return {
         "model_type": family, "hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": 3,
         "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim, "vocab_size": 32768,

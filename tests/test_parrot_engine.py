@@ -62,7 +62,7 @@ def requests_of(cell: Cell, **changes) -> list[recorded.Request]:
 def replayed(simulation: replay.Simulation, cell: Cell) -> replay.Replayed:
     gamma = cell.engine.speculative.num_speculative_tokens if cell.engine.speculative else 0
     requests = requests_of(cell)
-    cached = [r.prompt_token_ids[: r.num_cipher_tokens] for r in requests] if cell.memory in (None, "off") else []
+    cached = [r.prompt_token_ids[: r.num_cipher_tokens] for r in requests]
     return simulation.run([r.stream(gamma + 1) for r in requests], detailed=True, cached=cached)
 
 

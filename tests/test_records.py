@@ -105,7 +105,7 @@ def test_snapshot_has_a_row_a_record():
 
 def test_a_machine_is_known_by_its_gpus_in_any_order(tmp_path, monkeypatch):
     def machine(*uuids):
-        rows = "".join(f"NVIDIA X, 1.2, {uuid}\\n" for uuid in uuids)
+        rows = "".join(f"NVIDIA X, 1.2, {uuid}, 700.00, 1980\\n" for uuid in uuids)
         tool = tmp_path / "nvidia-smi"
         tool.write_text(f"#!/bin/sh\nprintf '{rows}'\n")
         tool.chmod(0o755)
@@ -114,4 +114,5 @@ def test_a_machine_is_known_by_its_gpus_in_any_order(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     one, other, swapped = machine("GPU-a", "GPU-b"), machine("GPU-a", "GPU-c"), machine("GPU-b", "GPU-a")
     assert one.machine == swapped.machine != other.machine and (one.gpu, one.driver) == ("NVIDIA X", "1.2")
+    assert (one.gpu_power_limit_w, one.gpu_max_sm_clock_mhz) == (700, 1980) and one.session != other.session
     assert "GPU-a" not in one.model_dump_json() and machine().machine is None
