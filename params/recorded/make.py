@@ -1,4 +1,4 @@
-"""Writes answers.parquet: the recorded workloads as token ids. Run once; the file is frozen, this says how it was made.
+"""Writes answers.parquet: the recorded workloads as token ids, and their checksums. The files are frozen; this made them.
 
 chat: chat.jsonl, questions and answers written for this collection by a language model (Claude), under its licence.
 code, edit, json: this collection's own source and records as of COMMIT. prose: Shakespeare, from the pinned package aiperf.
@@ -6,6 +6,7 @@ Ids are those of SmolLM2's tokenizer. Usage: .venv/bin/python params/recorded/ma
 """
 
 import ast
+import hashlib
 import json
 import random
 import re
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from transformers import AutoTokenizer
@@ -79,7 +81,11 @@ def edit(modules, rng):
     for _, block in modules:
         if not 100 <= len(ids(block)) <= 480:
             continue
-        named = [n for n in re.findall(r"\b[a-z][a-z_]{3,}\b", block) if n not in ("self", "return", "import", "None", "from")]
+        named = [
+            n
+            for n in re.findall(r"\b[a-z][a-z_]{3,}\b", block)
+            if n not in ("self", "return", "import", "None", "from")
+        ]
         documented = re.search(r'^ +""".*?"""\n', block, re.M | re.S)
         kind = rng.choice(["rename", "rename", "drop", "insert"])
         if kind == "drop" and documented:
@@ -90,7 +96,12 @@ def edit(modules, rng):
         else:
             old = max(sorted(set(named)), key=named.count)
             task, new = f"Rename `{old}` to `{old}_value`", re.sub(rf"\b{old}\b", f"{old}_value", block)
-        made.append((asked(f"{task} in this code. Answer with the whole code.\n```python\n{block}```"), ids(f"```python\n{new}```")))
+        made.append(
+            (
+                asked(f"{task} in this code. Answer with the whole code.\n```python\n{block}```"),
+                ids(f"```python\n{new}```"),
+            )
+        )
     rng.shuffle(made)
     return made
 
@@ -101,22 +112,37 @@ def extracted(records, rng):
         cell, counters = record["cell"], record["counters"]
         engine, work = cell["engine"], cell["workload"]
         shown = record["requests"][: rng.randrange(7)]
+        requests = [
+            {"prompt": r["num_prompt_tokens"], "output": r["num_output_tokens"], "ended": r["finish_reason"]}
+            for r in shown
+        ]
         facts = {
-            "setting": cell["setting"], "workload": work["name"], "model": engine.get("model", {}).get("name", "SmolLM2-135M-Instruct"),
-            "requests_in_flight": cell["batch_size"], "num_prompts": work["num_prompts"], "seconds": round(record["wall_s"], 2),
-            "output_tokens": counters["num_output_tokens"], "drafted": counters.get("num_draft_tokens", 0),
-            "accepted": counters.get("num_accepted_tokens", 0), "measured": record["provenance"]["measured"],
+            "setting": cell["setting"],
+            "workload": work["name"],
+            "model": engine.get("model", {}).get("name", "SmolLM2-135M-Instruct"),
+            "requests_in_flight": cell["batch_size"],
+            "num_prompts": work["num_prompts"],
+            "seconds": round(record["wall_s"], 2),
+            "output_tokens": counters["num_output_tokens"],
+            "drafted": counters.get("num_draft_tokens", 0),
+            "accepted": counters.get("num_accepted_tokens", 0),
+            "measured": record["provenance"]["measured"],
             "gpu": record["provenance"].get("gpu"),
-            "requests": [{"prompt": r["num_prompt_tokens"], "output": r["num_output_tokens"], "ended": r["finish_reason"]} for r in shown],
-        }  # fmt: skip
-        log = (
-            f"{facts['measured']} engine up on {facts['gpu'] or 'the CPU'}, model {facts['model']}\n"
-            f"{facts['setting']}: workload {facts['workload']}, {facts['num_prompts']} prompts, {facts['requests_in_flight']} in flight\n"
-            + "".join(f"request of {r['prompt']} tokens answered with {r['output']}, stopped by {r['ended']}\n" for r in facts["requests"])
-            + f"drafts: {facts['drafted']} tokens proposed, {facts['accepted']} accepted\n"
-            f"done in {facts['seconds']} s, {facts['output_tokens']} tokens\n"
-        )
-        made.append((asked(f"Extract the facts of this log as JSON.\n\n{log}"), ids("```json\n" + json.dumps(facts, indent=2) + "\n```")))
+            "requests": requests,
+        }
+        lines = [
+            f"{facts['measured']} engine up on {facts['gpu'] or 'the CPU'}, model {facts['model']}",
+            f"{facts['setting']}: workload {facts['workload']}, {facts['num_prompts']} prompts, "
+            f"{facts['requests_in_flight']} in flight",
+            *(
+                f"request of {r['prompt']} tokens answered with {r['output']}, stopped by {r['ended']}"
+                for r in requests
+            ),
+            f"drafts: {facts['drafted']} tokens proposed, {facts['accepted']} accepted",
+            f"done in {facts['seconds']} s, {facts['output_tokens']} tokens",
+        ]
+        question = "Extract the facts of this log as JSON.\n\n" + "\n".join(lines) + "\n"
+        made.append((asked(question), ids("```json\n" + json.dumps(facts, indent=2) + "\n```")))
     rng.shuffle(made)
     return made
 
@@ -130,6 +156,14 @@ def prose(rng):
         made.append((words[place : place + before], words[place + before : place + before + after]))
         place += before + after
     return made
+
+
+def digest(pairs) -> str:
+    ids = hashlib.sha256()
+    for pair in pairs:
+        for part in pair:
+            ids.update(np.asarray([len(part), *part], np.int32).tobytes())
+    return ids.hexdigest()[:32]
 
 
 def main() -> None:
@@ -149,6 +183,7 @@ def main() -> None:
          "answer": pa.array([r[2] for r in rows], kind)}
     )  # fmt: skip
     pq.write_table(table, HERE / "answers.parquet", compression="zstd", compression_level=19)
+    (HERE / "checksums.txt").write_text("".join(f"{name} {digest(pairs[:NUM])}\n" for name, pairs in made.items()))
     for name, requests in made.items():
         lengths = sorted(len(a) for _, a in requests[:NUM])
         print(f"{name}: {len(requests)} made, answers {lengths[0]} to {lengths[-1]}, mean {sum(lengths) / len(lengths):.0f}, "
