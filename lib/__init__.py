@@ -2,7 +2,7 @@
 
 Measure side:  params -> cells, ladder -> corpus, models, workloads -> engines (starts `worker`, the only importer of
                vLLM; `reproduce` lets `nursery` import it once and fork the CPU profile's workers)
-Replay side:   records -> metrics -> stats -> figures; neither vLLM nor a GPU is needed
+Replay side:   table (the committed records) -> records -> metrics -> stats -> figures; neither vLLM nor a GPU is needed
 On top:        steptime (the law), busy (the GPU's busy share, split), replay (drafters over recorded streams),
                streams (made-up tokens with the published counters), recommend (law + replay -> a setting),
                sweep (many engine cells, many GPUs),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 try:
-    from lib import corpus, engines, fanout, models, nursery, params, readme, records, sweep, workloads
+    from lib import corpus, engines, fanout, models, nursery, params, readme, records, sweep, table, workloads
 except ModuleNotFoundError as missing:
     if missing.name and missing.name.partition(".")[0] == "lib":
         raise
@@ -24,7 +24,7 @@ NOTEBOOKS = records.ROOT / "notebooks"
 # One sentence and exit code 2 for what the reader can mend.
 EXPECTED = (
     params.ParamsError, engines.StoreBusy, corpus.CorpusError, fanout.FanoutError, models.ModelError,
-    workloads.WorkloadError,
+    workloads.WorkloadError, table.Unreadable,
 )  # fmt: skip
 
 
@@ -123,9 +123,9 @@ def _save(path: Path, executed) -> None:
 
 
 def publish(options: argparse.Namespace) -> int:
-    """Copy the records of a run to figures/data, where replay reads them."""
+    """Merge the records of a run into the tables in figures/data, where replay reads them."""
     profile = params.load(options.profile)
-    count = records.publish(profile.profile)
+    count = table.publish(profile.profile)
     if not count:
         raise params.ParamsError(f"profile is {profile.profile!r}, allowed: one that was measured (sweep it first)")
     print(f"{count} records of profile {profile.profile} are in figures/data/{profile.profile}")
@@ -149,10 +149,9 @@ def update_readme(options: argparse.Namespace) -> int:
 def snapshot(options: argparse.Namespace) -> int:
     """One row a record, raw counters and what was asked, as CSV or Parquet."""
     profile = params.load(options.profile)
-    table = records.snapshot(engines.store(profile, options.mode).all())
-    target = Path(options.out)
-    table.to_parquet(target) if target.suffix == ".parquet" else table.to_csv(target, index=False)
-    print(f"{len(table)} records written to {target}")
+    rows, target = table.frame(engines.store(profile, options.mode).all()), Path(options.out)
+    rows.to_parquet(target) if target.suffix == ".parquet" else rows.to_csv(target, index=False)
+    print(f"{len(rows)} records written to {target}")
     return 0
 
 
@@ -160,14 +159,14 @@ def status(options: argparse.Namespace) -> int:
     """What a profile's store holds, by setting and status."""
     profile = params.load(options.profile)
     held = engines.store(profile, options.mode).all()
-    table: dict[str, dict[str, int]] = {}
+    found: dict[str, dict[str, int]] = {}
     for record in held:
-        counts = table.setdefault(record.cell.setting, {})
+        counts = found.setdefault(record.cell.setting, {})
         counts[record.status] = counts.get(record.status, 0) + 1
     if options.json:
-        print(json.dumps(table, indent=1, sort_keys=True))
+        print(json.dumps(found, indent=1, sort_keys=True))
     else:
-        for name, counts in sorted(table.items()):
+        for name, counts in sorted(found.items()):
             print(f"{name:28} " + "  ".join(f"{n} {what}" for what, n in sorted(counts.items())))
         print(f"{len(held)} records")
     return 0
@@ -241,7 +240,7 @@ def parser() -> argparse.ArgumentParser:
     sub = with_profile(add("reproduce", reproduce, "execute the notebooks with papermill"), "measure")
     sub.add_argument("--only", help="notebook numbers, e.g. 01,02")
     sub.add_argument("--save", action="store_true", help="take the executed outputs over into notebooks/")
-    with_profile(add("publish", publish, "copy a run's records to figures/data"))
+    with_profile(add("publish", publish, "merge a run's records into figures/data"))
     sub = with_profile(add("snapshot", snapshot, "write the records as one CSV or Parquet table"), "replay")
     sub.add_argument("--out", required=True, help="a .csv or .parquet file")
     sub = with_profile(add("sweep", run_sweep, "measure every engine cell of a profile"))

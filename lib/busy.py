@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lib import metrics
-from lib.records import Record, Store
+from lib.records import Reader, Record
 
 RUNGS = (
     "vanilla", "vanilla_v1", "vanilla_v1_sync", "null", "ngram", "padded_ngram", "suffix", "padded_suffix", "full",
@@ -69,13 +69,13 @@ def _weighted(records: Sequence[Record], field: str) -> float | None:
     return float(np.average(values, weights=[r.wall_s for r in records]))
 
 
-def _decode_ms(records: Sequence[Record], store: Store) -> float:
+def _decode_ms(records: Sequence[Record], store: Reader) -> float:
     steps = [metrics.decode_steps(store.trace(r))["step_ms"] for r in records if r.has_trace]
     joined = np.concatenate(steps) if steps else np.zeros(0)
     return float(joined.mean()) if len(joined) else float("nan")
 
 
-def _rung(setting: str, own: Sequence[Record], store: Store) -> Rung:
+def _rung(setting: str, own: Sequence[Record], store: Reader) -> Rung:
     counters, wall = metrics.pooled(own), sum(r.wall_s for r in own)
     energy = [r.monitor.gpu_energy_j if r.monitor is not None else None for r in own]
     known = all(e is not None for e in energy)
@@ -95,7 +95,7 @@ def _rung(setting: str, own: Sequence[Record], store: Store) -> Rung:
     )
 
 
-def rungs(records: Iterable[Record], store: Store, batch_size: int) -> dict[str, Rung]:
+def rungs(records: Iterable[Record], store: Reader, batch_size: int) -> dict[str, Rung]:
     """The ladder's rungs at one batch size, in the ladder's order; settings without a good record lack."""
     good = [r for r in records if r.status == "ok" and r.cell.batch_size == batch_size]
     found = {}

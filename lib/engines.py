@@ -32,7 +32,8 @@ from tqdm.auto import tqdm
 from lib import models, nursery, params, records
 from lib.cells import Cell, engine_key
 from lib.params import Profile
-from lib.records import Provenance, Record, Store
+from lib.records import Provenance, Reader, Record, Store
+from lib.table import Published
 
 WARM_UP_TOKENS = 24
 _CORES_TO_SPARE = 8  # from here on the next engine's imports do not disturb the one that starts
@@ -303,7 +304,7 @@ def _without_paths(line: str) -> str:
     return re.sub(r"(?:/[\w.+-]+){2,}/", "…/", line)
 
 
-def plan(cells: Iterable[Cell], store: Store, retry: Iterable[str] = ("interrupted",)) -> list[list[Cell]]:
+def plan(cells: Iterable[Cell], store: Reader, retry: Iterable[str] = ("interrupted",)) -> list[list[Cell]]:
     """Engine cells still to be measured, one list an engine: no record yet, or a failed one whose status is in `retry`.
 
     Within an engine cold suffix memory comes before warm, and cells keep the order they were asked in.
@@ -330,7 +331,7 @@ def run(
     the running cell as interrupted and is raised again. Raises params.ParamsError, StoreBusy.
     """
     folder = folder or records.runs_folder(profile.profile)
-    store = Store(folder / "records")
+    store = Store(folder / "records", owner=True)
     groups = plan(cells, store, retry)
     if not groups:
         return store
@@ -578,13 +579,11 @@ def _store_failure(store: Store, cell: Cell, status: str, reason: str, process: 
 def measure(profile: Profile, cells: Iterable[Cell], mode: str = "replay") -> list[Record]:
     """The records of `cells`, in order. replay: the committed ones; measure: real engines run what is missing."""
     cells = list(cells)
-    if mode == "replay":
-        return records.load(profile.profile, cells)
-    return records.select(run(cells, profile), cells)
+    return records.select(store(profile) if mode == "replay" else run(cells, profile), cells)
 
 
-def store(profile: Profile, mode: str = "replay") -> Store:
-    """The store that `measure` reads in this mode."""
+def store(profile: Profile, mode: str = "replay") -> Reader:
+    """The records that `measure` reads in this mode."""
     if mode == "replay":
-        return Store(records.data_folder(profile.profile))
+        return Published(records.data_folder(profile.profile))
     return Store(records.runs_folder(profile.profile) / "records")

@@ -241,7 +241,7 @@ def run(
     """
     ray = _import_ray(address)
     folder = folder or records.runs_folder(profile.profile)
-    store = Store(folder / "records")
+    store = Store(folder / "records", owner=True)
     groups = engines.plan(cells, store, retry)
     if not groups:
         return store

@@ -26,10 +26,11 @@ from tqdm.auto import tqdm
 
 from lib import ladder, metrics, replay, stats, steptime
 from lib.cells import Cell, Speculative, engine_key
-from lib.records import ROOT, Record, Resolved, Store, Trace
+from lib.records import ROOT, Reader, Record, Resolved, Trace
 from lib.replay import Replayed, Simulation, Stream
 from lib.stats import Estimate
 from lib.steptime import Law, Regime
+from lib.table import open_folder
 
 PAYS, NOT, CLOSE, BEYOND = "pays", "does not pay", "too close to call", "beyond the measured grid"
 NUM_RESAMPLES = 500
@@ -296,7 +297,7 @@ def _rows(observed: Iterable[_Observed]) -> list[steptime.Row]:
     return rows
 
 
-def rows_of_runs(records: Iterable[Record], store: Store) -> list[steptime.Row]:
+def rows_of_runs(records: Iterable[Record], store: Reader) -> list[steptime.Row]:
     """Points for a law from the decode steps of runs with real prompts that kept a trace, as `Survey.laws` uses them."""
     return _rows([_observe(r, store.trace(r)) for r in records if r.status == "ok" and r.has_trace])
 
@@ -415,7 +416,7 @@ class Survey:
         )  # fmt: skip
 
 
-def survey(all_records: Iterable[Record], store: Store) -> Survey:
+def survey(all_records: Iterable[Record], store: Reader) -> Survey:
     """Read a folder of records; each trace is read once."""
     good = [r for r in all_records if r.status == "ok" and r.has_trace]
     rows = steptime.by_model(steptime.rows_of([r for r in good if is_grid(r)], store))
@@ -446,7 +447,7 @@ def survey_folder(folder: Path | str) -> Survey:
     path = ROOT / folder
     if not path.is_dir():
         raise NoLawError(f"law is {str(folder)!r}, allowed: a folder of records, e.g. figures/data/h200")
-    store = Store(path)
+    store = open_folder(path)
     return survey(store.all(), store)
 
 
@@ -750,12 +751,12 @@ def rank(
 # ---- predicted against measured ----
 
 
-def has_tokens(record: Record, store: Store) -> bool:
+def has_tokens(record: Record, store: Reader) -> bool:
     """Whether a record's trace kept prompt and output ids."""
     return record.has_trace and store.trace(record).output_token_ids is not None
 
 
-def streams_of(record: Record, store: Store) -> list[Stream]:
+def streams_of(record: Record, store: Reader) -> list[Stream]:
     """The streams that a plain run recorded."""
     return replay.of_trace(store.trace(record))
 
@@ -779,7 +780,7 @@ class Comparison:
         return self.prediction.speedup.value / self.measured.value - 1
 
 
-def comparisons(all_records: Sequence[Record], store: Store, *, progress: bool = False) -> list[Comparison]:
+def comparisons(all_records: Sequence[Record], store: Reader, *, progress: bool = False) -> list[Comparison]:
     """Every engine cell of the collection that speculates and has a plain partner with recorded tokens and a
     law.
 

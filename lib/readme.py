@@ -15,8 +15,9 @@ import numpy as np
 
 from lib import figures, ladder, metrics, params, records, stats, steptime, sweep
 from lib.cells import engine_key
-from lib.records import Record, Store
+from lib.records import Reader, Record
 from lib.stats import Estimate
+from lib.table import Published
 
 PATH = records.ROOT / "README.md"
 SHOWN = ("ngram", "padded_ngram", "suffix", "padded_suffix", "full")
@@ -32,9 +33,9 @@ BREAK_EVEN_LINE = (
 
 
 @cache
-def _committed(profile: str) -> Store:
+def _committed(profile: str) -> Reader:
     """The committed records of a profile, read once."""
-    return Store(records.data_folder(profile))
+    return Published(records.data_folder(profile))
 
 
 def measured_profile() -> tuple[params.Profile, list[Record]]:
@@ -163,7 +164,7 @@ def _turns() -> list[str]:
     )
 
 
-def in_turn(p: params.Profile, held: list[Record], store: Store) -> list[str]:
+def in_turn(p: params.Profile, held: list[Record], store: Reader) -> list[str]:
     """A table: for each two settings in `p.in_turn` the first one's throughput in multiples of the second's, by requests in
     flight, over all cells and in single ones; then what the cells are, and how many of their steps ran in FULL."""
     batches = sorted({r.cell.batch_size for r in held})
@@ -197,7 +198,7 @@ def in_turn(p: params.Profile, held: list[Record], store: Store) -> list[str]:
     ]  # fmt: skip
 
 
-def _full_share(tests: list[Record], store: Store) -> str:
+def _full_share(tests: list[Record], store: Reader) -> str:
     shares = [metrics.graph_mode_shares(store.trace(r)) for r in tests if r.has_trace]
     known = [share for share in shares if share]
     return f"{100 * np.mean([share.get('FULL', 0.0) for share in known]):.0f} %" if known else "not told"
@@ -347,7 +348,7 @@ def _hours(first: Record, later: Record) -> int:
     return round((times[1] - times[0]).total_seconds() / 3600)
 
 
-def _own_r(p: params.Profile, held: list[Record], store: Store) -> str:
+def _own_r(p: params.Profile, held: list[Record], store: Reader) -> str:
     """R of padded ngram on the sweep workloads at every batch size, from the ladder's own steps; and of full batches alone."""
     parts = []
     for batch in sorted({*p.batch_sizes, *p.batch_sweep}):

@@ -1,4 +1,5 @@
-"""Measurement records: raw counters, timings, settings as resolved, provenance. One JSON file an engine cell.
+"""Measurement records: raw counters, timings, settings as resolved, provenance. One JSON file an engine cell while a
+run measures; committed ones are tables (`lib.table`).
 
 Derived numbers are never stored; `metrics` recomputes them. A record is written whole or not at all. Beside it may lie a
 *trace* (`<stem>.trace.json.gz`): one row an engine step and, where asked for, the token ids, written before the record.
@@ -11,7 +12,7 @@ import os
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -168,11 +169,44 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.close(folder)
 
 
-class Store:
-    """A folder of records. `Store(path)` reads lazily; damaged files are set aside with a warning."""
+def rank(record: Record) -> tuple[bool, str]:
+    """Of two records of one cell the one that ranks higher stands: an ok one, then the later one."""
+    return record.status == "ok", record.provenance.measured
+
+
+class Reader:
+    """Records of a folder by cell, whatever they are stored in: a run's `Store`, or `table.Published`."""
+
+    _by_id: Mapping[str, Record]
 
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
+
+    def get(self, cell: Cell) -> Record | None:
+        """The record of `cell` under the cell's own display name, or None."""
+        held = self._by_id.get(cell.cell_id)
+        return held.model_copy(update={"cell": cell}) if held else None
+
+    def all(self) -> list[Record]:
+        return list(self._by_id.values())
+
+    def trace(self, record: Record) -> Trace:
+        """The trace of `record`; KeyError if it kept none."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+
+class Store(Reader):
+    """A run's own folder, one JSON file a record. Reads lazily; damaged files are left out with a warning.
+
+    Whoever measures into it is its `owner`, and moves a damaged file out of the way; all others change nothing.
+    """
+
+    def __init__(self, folder: Path | str, *, owner: bool = False):
+        super().__init__(folder)
+        self.owner = owner
 
     def save(self, record: Record, trace: Trace | None = None) -> Path:
         """Write `record` (and its `trace` first); a later record of the same cell replaces the earlier one."""
@@ -183,33 +217,35 @@ class Store:
             record = record.model_copy(update={"has_trace": True})
         path = self.folder / f"{stem}.json"
         write_atomically(path, (record.model_dump_json(exclude_defaults=True, indent=1) + "\n").encode())
-        self.__dict__.pop("_by_id", None)
+        self.refresh()
         return path
 
     @cached_property
-    def _by_id(self) -> dict[str, tuple[Path, Record]]:
+    def _held(self) -> dict[str, tuple[Path, Record]]:
         found: dict[str, tuple[Path, Record]] = {}
         for path in sorted(self.folder.glob("*.json")):
             record = self._read(path)
             if record is None:
                 continue
             held = found.get(record.cell_id)
-            if held is None or (record.status == "ok", record.provenance.measured) > (
-                held[1].status == "ok",
-                held[1].provenance.measured,
-            ):
+            if held is None or rank(record) > rank(held[1]):
                 found[record.cell_id] = (path, record)
         return found
+
+    @cached_property
+    def _by_id(self) -> dict[str, Record]:
+        return {cell_id: record for cell_id, (_, record) in self._held.items()}
 
     def _read(self, path: Path) -> Record | None:
         try:
             record = Record.model_validate_json(path.read_bytes())
         except (ValidationError, OSError) as error:
-            aside = path.with_suffix(".damaged")
-            why = str(error).splitlines()[0]
-            warnings.warn(f"{path.name} is not a whole record and is set aside as {aside.name}: {why}", stacklevel=3)
-            if os.access(path.parent, os.W_OK):
+            aside, done = path.with_suffix(".damaged"), "left out"
+            if self.owner and os.access(path.parent, os.W_OK):
                 path.rename(aside)
+                done = f"set aside as {aside.name}"
+            why = str(error).splitlines()[0]
+            warnings.warn(f"{path.name} must be a whole record and is {done}, got: {why}", stacklevel=3)
             return None
         if record.schema_version != SCHEMA_VERSION:
             raise ValueError(
@@ -222,26 +258,15 @@ class Store:
 
     def refresh(self) -> None:
         """Forget what was read, e.g. after another process wrote records."""
-        self.__dict__.pop("_by_id", None)
-
-    def get(self, cell: Cell) -> Record | None:
-        """The record of `cell` under the cell's own display name, or None."""
-        held = self._by_id.get(cell.cell_id)
-        return held[1].model_copy(update={"cell": cell}) if held else None
+        for read in ("_held", "_by_id"):
+            self.__dict__.pop(read, None)
 
     def trace(self, record: Record) -> Trace:
-        """The trace of `record`; KeyError if it kept none."""
-        held = self._by_id.get(record.cell_id)
+        held = self._held.get(record.cell_id)
         if held is None or not held[1].has_trace:
             raise KeyError(f"no trace is stored for engine cell {record.cell.file_stem}")
         path = held[0].with_name(held[0].stem + ".trace.json.gz")
         return Trace.model_validate_json(gzip.decompress(path.read_bytes()))
-
-    def all(self) -> list[Record]:
-        return [record for _, record in self._by_id.values()]
-
-    def __len__(self) -> int:
-        return len(self._by_id)
 
 
 def data_folder(profile: str) -> Path:
@@ -254,12 +279,7 @@ def runs_folder(profile: str) -> Path:
     return Path(os.environ.get("SPECULATION_RUNS", ROOT / "runs")) / profile
 
 
-def load(profile: str, cells: Iterable[Cell]) -> list[Record]:
-    """Committed records of `cells`, in order; cells without one are counted in a printed line and left out."""
-    return select(Store(data_folder(profile)), cells)
-
-
-def select(store: Store, cells: Iterable[Cell]) -> list[Record]:
+def select(store: Reader, cells: Iterable[Cell]) -> list[Record]:
     """The store's records of `cells`, in order; what is missing or failed is counted in a printed line, not raised."""
     found, missing = [], Counter()
     for cell in cells:
@@ -275,45 +295,3 @@ def select(store: Store, cells: Iterable[Cell]) -> list[Record]:
     if failed:
         print(f"{len(failed)} engine cells failed: {'; '.join(failed)}")
     return found
-
-
-def publish(profile: str) -> int:
-    """Copy the records of runs/<profile> to figures/data/<profile>; returns how many. Earlier ones stay."""
-    source, target = runs_folder(profile) / "records", data_folder(profile)
-    store, count = Store(source), 0
-    for path, record in store._by_id.values():
-        for other in target.glob(f"*.{record.cell_id}.*"):  # the same cell under another display name
-            if not other.name.startswith(path.stem):
-                other.unlink()
-        trace = path.with_name(path.stem + ".trace.json.gz")
-        if trace.exists():
-            write_atomically(target / trace.name, trace.read_bytes())
-        write_atomically(target / path.name, path.read_bytes())
-        count += record.status == "ok"
-    return count
-
-
-def snapshot(records: Iterable[Record]) -> Any:
-    """One row a record (pandas): what was asked, raw counters and wall, for CSV or Parquet."""
-    import pandas as pd
-
-    rows = []
-    for r in records:
-        c, e, w = r.counters, r.cell.engine, r.cell.workload
-        row = {
-            "cell_id": r.cell_id, "setting": r.cell.setting, "status": r.status, "reason": r.reason,
-            "workload": w.name, "form": w.form, "seed": w.seed, "num_prompts": w.num_prompts,
-            "input_tokens": w.input_tokens, "output_tokens": r.cell.output_tokens, "batch_size": r.cell.batch_size,
-            "memory": r.cell.memory, "draft_tokens": r.cell.draft_tokens, "uneven": r.cell.uneven,
-            "model": e.model.name, "dtype": e.dtype, "repeat": e.repeat, "wall_s": r.wall_s,
-            "measured": r.provenance.measured,
-        }  # fmt: skip
-        if c is not None:
-            row |= c.model_dump()
-        if r.monitor is not None:
-            row |= r.monitor.model_dump()
-        if r.resolved is not None:
-            keys = ("runner", "async_scheduling", "cudagraph_mode", "num_gpu_blocks", "vllm_version")
-            row |= {f"resolved_{k}": getattr(r.resolved, k) for k in keys}
-        rows.append(row)
-    return pd.DataFrame(rows)

@@ -23,8 +23,9 @@ import numpy as np
 from lib import corpus, ladder, metrics, params, replay, stats, steptime
 from lib.cells import WORKLOADS
 from lib.params import Profile
-from lib.records import Record, Request, Store, Trace, data_folder
+from lib.records import Reader, Record, Request, Trace, data_folder
 from lib.stats import Estimate
+from lib.table import Published, is_published
 
 Verdict = Literal["supported", "refuted", "undecided"]
 PUBLISHED, ARITHMETIC = "published", "arithmetic"  # sources that are no profile
@@ -62,7 +63,7 @@ def measurement(function: Rule) -> Rule:
 class Bench:
     """The records of one profile, found by what was asked for and not by what a file is called."""
 
-    def __init__(self, profile: Profile, store: Store):
+    def __init__(self, profile: Profile, store: Reader):
         self.profile, self.store, self.name = profile, store, profile.profile
         self._traces: dict[str, Trace | None] = {}
         self._speedups: dict[tuple, Estimate] = {}
@@ -169,9 +170,9 @@ class Evidence:
         """The committed records of every profile in params/, `replaced` benches standing in for those of
         their profile."""
         own = {bench.name: bench for bench in replaced}
-        names = {path.stem for path in params.PARAMS.glob("*.yaml") if any(data_folder(path.stem).glob("*.json"))}
+        names = {path.stem for path in params.PARAMS.glob("*.yaml") if is_published(path.stem)}
         return cls(
-            own[name] if name in own else Bench(params.load(name), Store(data_folder(name)))
+            own[name] if name in own else Bench(params.load(name), Published(data_folder(name)))
             for name in sorted(names | set(own))
         )
 

@@ -26,7 +26,7 @@ from pydantic import Field
 from lib import ladder, metrics, published, shapes, stats
 from lib.cells import Cell, Engine, Frozen, Workload, engine_key
 from lib.params import Profile
-from lib.records import Record, Store, Trace
+from lib.records import Reader, Record, Trace
 from lib.stats import Estimate
 
 BASELINES = ("vanilla", "vanilla_v1", "vanilla_v1_sync")
@@ -252,7 +252,7 @@ def rows(record: Record, trace: Trace) -> list[Row]:
     return found
 
 
-def rows_of(records: Iterable[Record], store: Store) -> list[Row]:
+def rows_of(records: Iterable[Record], store: Reader) -> list[Row]:
     """Rows of all records that kept a trace, one a point of the grid and graph mode.
 
     Rounds of a point are merged: the median of their medians, and an interval that holds theirs, because what
@@ -714,7 +714,7 @@ def laws(rows: Iterable[Row]) -> dict[str, Law]:
     return found
 
 
-def from_records(records: Iterable[Record], store: Store) -> dict[str, Law]:
+def from_records(records: Iterable[Record], store: Reader) -> dict[str, Law]:
     """Laws by setting (`vanilla`, `vanilla_v1`, `vanilla_v1_sync`, `walking`) from the grid's records of
     one model.
 

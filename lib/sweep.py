@@ -12,7 +12,8 @@ from typing import NamedTuple
 from lib import engines, fanout, ladder, records, steptime
 from lib.cells import Cell
 from lib.params import ParamsError, Profile
-from lib.records import Record, Store
+from lib.records import Reader, Record
+from lib.table import Published
 
 PARTS = ("01", "02", "03", "04", "05", "08")  # 06 and 07 measure nothing of their own
 
@@ -59,7 +60,7 @@ def choose(cells: Mapping[str, list[Cell]], settings: Iterable[str] | None) -> l
 
 
 def plan(
-    cells: Iterable[Cell], store: Store, retry: Iterable[str], history: Iterable[Store] = ()
+    cells: Iterable[Cell], store: Reader, retry: Iterable[str], history: Iterable[Reader] = ()
 ) -> list[PlannedEngine]:
     """What a run would start, one row an engine, with minutes estimated from records of the same model."""
     past = [r for s in (store, *history) for r in s.all() if r.status == "ok"]
@@ -117,6 +118,6 @@ def outcome(ended: Iterable[Record]) -> str:
     return "\n".join(lines)
 
 
-def history(p: Profile) -> list[Store]:
-    """Stores whose records tell how long a cell takes: the committed ones of the profile."""
-    return [Store(records.data_folder(p.profile))]
+def history(p: Profile) -> list[Reader]:
+    """Readers whose records tell how long a cell takes: the committed ones of the profile."""
+    return [Published(records.data_folder(p.profile))]

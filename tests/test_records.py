@@ -1,4 +1,4 @@
-"""Records: round trip, whole or not at all, damaged files set aside, identity by content."""
+"""Records: round trip, whole or not at all, damaged files set aside by their owner, identity by content."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 from made_up_records import NGRAM, cell, record, trace
 
 from lib import engines, records
-from lib.records import Record, Store
+from lib.records import Store
 
 
 def test_round_trip_with_trace(tmp_path):
@@ -43,9 +43,12 @@ def test_damaged_records_are_set_aside_not_fatal(tmp_path, damage):
     store = Store(tmp_path)
     path, other = store.save(record(cell())), store.save(record(cell(seed=1)))
     path.write_text(damage(path.read_text()))
-    with pytest.warns(UserWarning, match="set aside"):
+    with pytest.warns(UserWarning, match="must be a whole record and is left out"):
         held = Store(tmp_path).all()
     assert [r.cell.workload.seed for r in held] == [1]
+    assert path.exists() and not list(tmp_path.glob("*.damaged"))  # it is another's run
+    with pytest.warns(UserWarning, match="set aside"):
+        assert Store(tmp_path, owner=True).all() == held
     assert not path.exists() and other.exists() and list(tmp_path.glob("*.damaged"))
 
 
@@ -76,31 +79,6 @@ def test_a_full_disk_leaves_no_half_record(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         Store(tmp_path).save(record(cell()))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_publish_copies_records_and_traces(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "ROOT", tmp_path)
-    monkeypatch.setenv("SPECULATION_RUNS", str(tmp_path / "runs"))
-    Store(tmp_path / "runs" / "x" / "records").save(record(cell()), trace([1], [1]))
-    assert records.publish("x") == 1
-    held = Store(tmp_path / "figures" / "data" / "x").all()
-    assert isinstance(held[0], Record) and held[0].has_trace
-
-
-def test_publish_keeps_one_file_a_cell(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "ROOT", tmp_path)
-    monkeypatch.setenv("SPECULATION_RUNS", str(tmp_path / "runs"))
-    target = Store(tmp_path / "figures" / "data" / "x")
-    target.save(record(cell(setting="old")), trace([1], [1]))
-    Store(tmp_path / "runs" / "x" / "records").save(record(cell(setting="new")), trace([2], [1]))
-    records.publish("x")
-    assert sorted(f.name.split(".")[0] for f in target.folder.iterdir()) == ["new", "new"]
-
-
-def test_snapshot_has_a_row_a_record():
-    table = records.snapshot([record(cell()), record(cell(seed=1), status="oom", counters=None, wall_s=None)])
-    assert list(table["status"]) == ["ok", "oom"]
-    assert table.loc[0, "num_output_tokens"] == 20
 
 
 def test_a_machine_is_known_by_its_gpus_in_any_order(tmp_path, monkeypatch):
