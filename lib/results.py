@@ -1,0 +1,110 @@
+"""Results as tables for pandas, and the one place that forms ratios of them.
+
+    from lib import results
+    runs = results.load("h200-8b")                       # one row a run
+    results.compare(runs, "ngram", by=["workload", "concurrency"])
+
+`requests` and `steps` give the rows of single requests and engine steps. Ratios are formed within a measuring session
+(one boot of one host and its GPUs); where a session lacks the other side, the row says `across_sessions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from lib import stats
+from lib.table import load, requests, steps
+
+__all__ = ["compare", "load", "requests", "steps", "variability"]
+
+# What makes two runs answer the same requests.
+QUESTION = ["workload", "seed", "concurrency", "num_prompts", "input_tokens", "output_tokens"]
+COLUMNS = ["ratio", "low", "high", "n_runs", "n_requests", "aa", "across_sessions"]
+
+
+def _good(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs that ended well; ValueError if one is there twice."""
+    twice = runs.loc[runs.duplicated("cell_id"), "cell_id"]
+    if len(twice):
+        raise ValueError(
+            f"runs must hold each run once, got {twice.iloc[0]} {(runs.cell_id == twice.iloc[0]).sum()} times"
+        )
+    good = runs[runs.status == "ok"]
+    return good.assign(
+        tok_s=good.num_output_tokens / good.wall_s, session=good.session.fillna(good.machine).fillna("?")
+    )
+
+
+def compare(
+    runs: pd.DataFrame, test: str, base: str = "vanilla", by: Sequence[str] = ("workload", "concurrency"), *,
+    requests: pd.DataFrame | None = None,
+) -> pd.DataFrame:  # fmt: skip
+    """Throughput of setting `test` over setting `base` on the same requests, one row a group of `by`.
+
+    ratio: output tokens a second, the base's as the mean of its repeats. low, high: 95 % interval over requests (their
+    time per output token, as `stats.bootstrap` resamples it), NaN without `requests`. aa: how far identical runs of the
+    group's sessions and concurrencies differ at most (0.01: 1 %), NaN where none was repeated. Raises ValueError for an
+    unknown setting or a run counted twice.
+    """
+    good = _good(runs)
+    for name in (test, base):
+        if name not in set(good.setting):
+            raise ValueError(f"setting must be one of {', '.join(sorted(set(good.setting)))}, got {name!r}")
+    floors = variability(runs)
+    bases = dict(tuple(good[good.setting == base].groupby(QUESTION)))
+    rows = []
+    for key, group in good[good.setting == test].groupby(list(by)):
+        pairs = [(run, _bases(run, bases)) for _, run in group.iterrows()]
+        pairs = [(run, held) for run, held in pairs if len(held)]
+        if not pairs:
+            continue
+        ratio = _pooled([run for run, _ in pairs]) / _pooled([held.mean(numeric_only=True) for _, held in pairs])
+        low, high = _interval(pairs, requests, ratio)
+        near = floors[floors.session.isin(group.session) & floors.concurrency.isin(group.concurrency)]
+        across = any(run.session not in set(held.session) for run, held in pairs)
+        values = (ratio, low, high, len(pairs), sum(run.num_prompts for run, _ in pairs), near.aa.max(), across)
+        rows.append(dict(zip(by, key, strict=True)) | dict(zip(COLUMNS, values, strict=True)))
+    return pd.DataFrame(rows, columns=[*by, *COLUMNS])
+
+
+def _bases(run: pd.Series, bases: dict[tuple, pd.DataFrame]) -> pd.DataFrame:
+    """The base's runs on the same requests: of the run's own session where it has any."""
+    held = bases.get(tuple(run[QUESTION]), pd.DataFrame({"session": []}))
+    own = held[held.session == run.session]
+    return own if len(own) else held
+
+
+def _pooled(runs: list[pd.Series]) -> float:
+    """Output tokens a second over several runs."""
+    return sum(r.num_output_tokens for r in runs) / sum(r.wall_s for r in runs)
+
+
+def _interval(pairs: list, requests: pd.DataFrame | None, ratio: float) -> tuple[float, float]:
+    if requests is None:
+        return np.nan, np.nan
+    groups = []
+    for run, held in pairs:
+        tests = _tpot(requests, [run.cell_id])
+        groups.append(pd.concat([_tpot(requests, held.cell_id), tests], axis=1).dropna().to_numpy())
+    drawn = stats.bootstrap(groups, lambda sums: sums[..., 0] / sums[..., 1])
+    return ratio * drawn.low / drawn.value, ratio * drawn.high / drawn.value
+
+
+def _tpot(requests: pd.DataFrame, cell_ids: Sequence[str]) -> pd.Series:
+    """Seconds per output token of each request, the mean over runs; NaN for one token."""
+    own = requests[requests.cell_id.isin(list(cell_ids))]
+    spans = (own.last_token_s - own.first_token_s) / (own.num_output_tokens - 1).where(own.num_output_tokens > 1)
+    return spans.groupby(own.request).mean()
+
+
+def variability(runs: pd.DataFrame) -> pd.DataFrame:
+    """A/A variability: how far repeats of one setting differ on the same requests within a session.
+
+    One row a repeated run: `session`, `setting`, QUESTION, `n_runs`, `aa` = highest over lowest throughput less 1.
+    """
+    groups = _good(runs).groupby(["session", "setting", *QUESTION]).tok_s
+    spread = pd.DataFrame({"n_runs": groups.size(), "aa": groups.max() / groups.min() - 1})
+    return spread[spread.n_runs > 1].reset_index()
