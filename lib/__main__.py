@@ -133,7 +133,7 @@ def publish(options: argparse.Namespace) -> int:
 
 
 def update_readme(options: argparse.Namespace) -> int:
-    """Compute the numbers of README.md and UPSTREAM.md from the committed records again."""
+    """Compute the tables of README.md from the committed records again."""
     old = {path: path.read_text(encoding="utf-8") for path in readme.COMPUTED}
     new = {path: readme.render(path) for path in readme.COMPUTED}
     stale = [path for path in new if new[path] != old[path]]
@@ -253,7 +253,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--dry-run", action="store_true", help="show the plan and stop")
     sub.add_argument("--hosts", help="with --dry-run: place the plan on hosts of so many GPUs, e.g. 8 or 8,8")
     sub.add_argument("--json", action="store_true", help="the plan as JSON")
-    sub = add("readme", update_readme, "compute the numbers in README.md and UPSTREAM.md")
+    sub = add("readme", update_readme, "compute the tables in README.md")
     sub.add_argument("--check", action="store_true", help="only say whether it is up to date")
     sub = with_profile(add("status", status, "what a profile's store holds"), "measure")
     sub.add_argument("--json", action="store_true", help="machine-readable")

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -616,6 +617,40 @@ def speedup_by_output_cap(curves: Mapping[str, Sequence[tuple[int, float]]], tit
     ax.set_xlabel("cap on output tokens")
     ax.set_ylabel("throughput / vanilla")
     ax.set_ylim(bottom=0)
+    return figure
+
+
+def by_text(ratios: Mapping[str, Any], title: str) -> Figure:
+    """Speedup against requests in flight, one panel a setting and one line a text.
+
+    ratios: setting -> `results.compare` by workload and concurrency. The band is the A/A variability, bars are 95 %.
+    """
+    figure, axes = new(title, ncols=len(ratios), width=3.3 * len(ratios), height=4.0, sharey=True, squeeze=False)
+    texts = sorted({w for table in ratios.values() for w in table.workload})
+    colours = dict(zip(texts, ("#0173B2", "#D55E00", "#029E73", "#8A4FBF", "#7A7A7A", "#262626"), strict=False))
+    for ax, (setting, table) in zip(axes[0], ratios.items(), strict=True):
+        ends = {}
+        for text, line in table.groupby("workload"):
+            line = line.sort_values("concurrency")
+            bars = np.maximum([line.ratio - line.low, line.high - line.ratio], 0)
+            ax.errorbar(
+                line.concurrency, line.ratio, bars, color=colours[text], marker="o", markersize=4, linewidth=1.3
+            )
+            ends[text] = (line.concurrency.iloc[-1], line.ratio.iloc[-1])
+        spread = table.groupby("concurrency").aa.max().dropna()
+        ax.fill_between(spread.index, 1 / (1 + spread), 1 + spread, color="#BBBBBB", alpha=0.4, linewidth=0)
+        ax.set(xscale="log", yscale="log", title=label_of(setting), xlabel="requests in flight")
+        ax.set_xticks(ticks := sorted({c for t in ratios.values() for c in t.concurrency}), map(str, ticks))
+        ax.set_xlim(min(ticks) / 1.5, 4 * max(ticks))
+        _log_ticks(ax, (0.25, 0.5, 1, 2, 4, 8))
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.axhline(1, color="#888888", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+        heights = apart([np.log(y) for _, y in ends.values()], 0.13)
+        for (text, (x, _)), height in zip(ends.items(), heights, strict=True):
+            ax.annotate(
+                text, (x, np.exp(height)), xytext=(5, -3), textcoords="offset points", color=colours[text], fontsize=9
+            )
+    axes[0][0].set_ylabel("throughput over vanilla")
     return figure
 
 

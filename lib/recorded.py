@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lib import parrot
-from lib.cells import RECORDED, Workload
+from lib.cells import RECORDED, Cell, Workload
 from lib.params import PARAMS
 from lib.workloads import WorkloadError
 
 if TYPE_CHECKING:
-    from lib.replay import Stream  # brings numba, which an engine in this process must load first
+    from lib.records import Resolved
+    from lib.replay import Replayed, Simulation, Stream  # brings numba, which an engine in this process must load first
 
 ANSWERS = PARAMS / "recorded" / "answers.parquet"
 
@@ -125,6 +126,19 @@ def _request(
         prompt, answer = prompt[::-1], answer[::-1]
     said = answer if len(answer) == most_out else [*answer, parrot.END]
     return Request(vocabulary.prompt(prompt, answer), said, vocabulary.cipher_tokens(answer))
+
+
+def replay_of(cell: Cell, resolved: Resolved | None = None, simulation: Simulation | None = None) -> Replayed:
+    """The replay of a parrot's run, its ciphers cached as the worker caches them. `simulation`: one that remembers."""
+    from lib.replay import Simulation
+
+    gamma = cell.engine.speculative.num_speculative_tokens if cell.engine.speculative else 0
+    requests = build(cell.workload, parrot.vocabulary(parrot.config_of(cell.engine.model)), cell.output_tokens)
+    return (simulation or Simulation.of_cell(cell, resolved)).run(
+        [r.stream(gamma + 1) for r in requests],
+        detailed=True,
+        cached=[r.prompt_token_ids[: r.num_cipher_tokens] for r in requests],
+    )
 
 
 def divergence(requests: Sequence[Request], outputs: Sequence[Sequence[int]]) -> str:

@@ -10,15 +10,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
 
 from lib import stats
-from lib.table import load, requests, steps
+from lib.records import Reader, Record, Request
+from lib.table import frame, load, requests, steps
 
-__all__ = ["compare", "load", "requests", "steps", "variability"]
+__all__ = ["compare", "frame", "load", "requests", "requests_of", "step_times", "steps", "variability"]
 
 # What makes two runs answer the same requests.
 QUESTION = ["workload", "seed", "concurrency", "num_prompts", "input_tokens", "output_tokens"]
@@ -108,3 +109,23 @@ def variability(runs: pd.DataFrame) -> pd.DataFrame:
     groups = _good(runs).groupby(["session", "setting", *QUESTION]).tok_s
     spread = pd.DataFrame({"n_runs": groups.size(), "aa": groups.max() / groups.min() - 1})
     return spread[spread.n_runs > 1].reset_index()
+
+
+def requests_of(records: Iterable[Record]) -> pd.DataFrame:
+    """As `requests`, of records at hand."""
+    names = ["cell_id", "request", *Request.model_fields]
+    rows = [(r.cell_id, i, *(getattr(q, n) for n in names[2:])) for r in records for i, q in enumerate(r.requests)]
+    return pd.DataFrame(rows, columns=names)
+
+
+def step_times(store: Reader, records: Iterable[Record]) -> pd.DataFrame:
+    """One row a run: `decode_ms`, mean time of the steps that decode only; `mixed_ms`, of those that read a prompt, too;
+    `num_mixed_steps` and `mixed_share` of the run's time."""
+    rows = []
+    for r in records:
+        steps = store.trace(r).steps
+        ms, mixed = 1000 * np.diff(steps["t_s"], prepend=0.0), np.asarray(steps["prefills"]) != 0
+        row = {"decode_ms": ms[~mixed].mean(), "mixed_ms": ms[mixed].mean() if mixed.any() else np.nan}
+        row |= {"num_mixed_steps": mixed.sum(), "mixed_share": ms[mixed].sum() / ms.sum()}
+        rows.append({"cell_id": r.cell_id} | row)
+    return pd.DataFrame(rows)

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib import models, params, parrot, recorded, shapes
+from lib import models, params, parrot, recorded, shapes, table
 from lib.cells import RECORDED, Model, Workload
+from lib.records import data_folder
 
 TINY = parrot.Vocabulary(plain=1000, longest=400)
 IDS = st.lists(st.integers(1, 999), min_size=1, max_size=120)
@@ -196,3 +197,19 @@ def test_fp8_weights_have_scales():
     weight, scale = (part[f"model.layers.1.self_attn.q_proj.{name}"] for name in ("weight", "weight_scale"))
     assert weight.dtype == torch.float8_e4m3fn and scale.dtype == torch.float32
     assert weight.float().abs().max() <= 448
+
+
+def test_committed_runs_are_verbatim_and_count_what_the_replay_counts():
+    """Of drafters without memory: what is drafted and accepted is a property of the text, to the last digit."""
+    held = [r for r in table.open_folder(data_folder("h200-8b")).all() if r.cell.memory != "cold"]
+    assert len(held) >= 40 and all(r.verbatim for r in held)
+    for r in held:
+        counted, measured = recorded.replay_of(r.cell, r.resolved).counters, r.counters
+        for name in (
+            "num_output_tokens",
+            "num_drafts",
+            "num_draft_tokens",
+            "num_accepted_tokens",
+            "num_accepted_tokens_per_pos",
+        ):
+            assert getattr(counted, name) == getattr(measured, name), (r.cell.file_stem, name)

@@ -59,13 +59,6 @@ def requests_of(cell: Cell, **changes) -> list[recorded.Request]:
     return recorded.build(cell.workload, parrot.vocabulary(config), cell.output_tokens, **changes)
 
 
-def replayed(simulation: replay.Simulation, cell: Cell) -> replay.Replayed:
-    gamma = cell.engine.speculative.num_speculative_tokens if cell.engine.speculative else 0
-    requests = requests_of(cell)
-    cached = [r.prompt_token_ids[: r.num_cipher_tokens] for r in requests]
-    return simulation.run([r.stream(gamma + 1) for r in requests], detailed=True, cached=cached)
-
-
 def assert_contract(store, cells: list[Cell]) -> None:
     first = store.get(cells[0])
     assert first.status == "ok", first.reason
@@ -77,7 +70,7 @@ def assert_contract(store, cells: list[Cell]) -> None:
         record = store.get(cell)
         assert record.status == "ok", record.reason
         assert record.verbatim is True
-        assert replayed(simulation, cell).counters == record.counters
+        assert recorded.replay_of(cell, simulation=simulation).counters == record.counters
 
 
 def recorded_warm_up(cell: Cell) -> list[recorded.Request]:
