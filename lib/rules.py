@@ -167,10 +167,11 @@ class Evidence:
 
     @classmethod
     def committed(cls, *replaced: Bench) -> Evidence:
-        """The committed records of every profile in params/, `replaced` benches standing in for those of
-        their profile."""
+        """The committed records of every profile in params/ whose model answers by itself, `replaced` benches standing in
+        for those of their profile. A parrot's texts are not the study's, whatever their names."""
         own = {bench.name: bench for bench in replaced}
         names = {path.stem for path in params.PARAMS.glob("*.yaml") if is_published(path.stem)}
+        names = {name for name in names if params.load(name).answers == "model"}
         return cls(
             own[name] if name in own else Bench(params.load(name), Published(data_folder(name)))
             for name in sorted(names | set(own))
