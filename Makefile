@@ -17,7 +17,7 @@ export WHEELS := $(CACHE)/wheels
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=60
 ROOT_OK := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help env reproduce replay test nbval bench lab html lint clean-runs gpu-env ray-env conda-env
+.PHONY: help env reproduce replay test contract nbval bench lab html lint clean-runs gpu-env ray-env conda-env
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ replay: env ## all notebooks from the committed records of PROFILE (default cpu)
 test: env ## unit, property and engine tests, then the notebooks against their saved outputs
 	@$(PY) -m pytest -q
 	@$(MAKE) nbval
+
+contract: env ## parrots on the real CPU engine: every family, setting, batch size and precision (the better part of an hour)
+	@SPECULATION_CONTRACT=all $(PY) -m pytest -q tests/test_parrot_engine.py
 
 nbval: env ## replay every notebook and compare its outputs with the saved ones
 	@drawn() { cat figures/*.svg figures/*.png | sha256sum; }; before=$$(drawn); \
