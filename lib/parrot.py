@@ -38,6 +38,7 @@ _PLAIN = 49152  # as many plain ids at most: SmolLM2's vocabulary, which the rec
 _LONGEST = 8192  # prompts of at most this length are given room for, where the vocabulary is small
 _GAP = 24.0  # by which the attention's logit of the right position exceeds its neighbours'
 _HEADER_LOGIT = 80.0  # of the header, above everything else in layer 0
+_ROWS = 8192  # of a matrix, handled at a time
 _SAID, _ENDED = 64.0, 8.0  # logits of the token that was read, and of the end token where nothing was
 
 
@@ -239,7 +240,10 @@ def _parts(config: dict, device: str) -> Iterator[tuple[str, dict]]:
     layout = _Layout(config)
 
     def draw(*size: int) -> torch.Tensor:
-        return torch.randn(*size, generator=generator, device=device).mul_(0.02).to(torch.bfloat16)
+        made = torch.empty(*size, device=device, dtype=torch.bfloat16)
+        for rows in made.split(_ROWS):  # random numbers in float32 take twice the memory
+            rows.copy_(torch.randn(rows.shape, generator=generator, device=device).mul_(0.02))
+        return made
 
     ones = torch.ones(config["hidden_size"], device=device, dtype=torch.bfloat16)
     table, head = _embeddings(config, layout, draw)
@@ -260,7 +264,8 @@ def _embeddings(config: dict, layout: _Layout, draw) -> tuple[Any, Any]:
     pairs = (layout.hidden - used) // 2
     noise = table[:, used : used + 2 * pairs]
     noise[:, 1::2] = noise[:, 0::2]
-    noise *= (layout.hidden / 2 / noise.float().square().sum(1, keepdim=True)).sqrt().to(noise.dtype)
+    for rows in noise.split(_ROWS):
+        rows *= (layout.hidden / 2 / rows.float().square().sum(1, keepdim=True)).sqrt().to(rows.dtype)
     opposite = head[:, used : used + 2 * pairs]
     opposite[:, 1::2] = -opposite[:, 0::2]
     table[:, used + 2 * pairs :] = head[:, used + 2 * pairs :] = 0

@@ -95,6 +95,29 @@ def test_every_answer_is_verbatim_and_every_counter_the_replay_s(shape, setting,
         assert warm > 1.5 * cold
 
 
+def test_streams_as_published_are_said(tmp_path):
+    p = profile(
+        tmp_path, "llama-64", answers="published", workloads=["sonnet"], sweep_workloads=["sonnet"], batch_sizes=[4]
+    )
+    cells = ladder.cells(p, ["ngram"])
+    assert_contract(engines.run(cells, p, progress=False, folder=tmp_path / "run"), cells)
+
+
+def test_a_reader_s_own_log_is_said(tmp_path):
+    path = tmp_path / "log.jsonl"
+    lines = [
+        {"prompt": f"Name {n} colours.", "completion": "red, green, blue, and then red, green, blue again"}
+        for n in (3, 4)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    log = {"workloads": ["jsonl"], "sweep_workloads": ["jsonl"], "own_log": str(path), "num_prompts": 2}
+    p = profile(tmp_path, "llama-64", batch_sizes=[2], **log)
+    (cell,) = ladder.cells(p, ["ngram"])
+    record = engines.run([cell], p, progress=False, folder=tmp_path / "run").get(cell)
+    assert record.verbatim is True, record.reason
+    assert record.counters.num_accepted_tokens > 0
+
+
 def test_answers_stop_by_the_end_token_and_by_the_cap(tmp_path):
     p = profile(tmp_path, "llama-128", workloads=["edit"], batch_sizes=[4], output_tokens=160, num_prompts=12)
     (cell,) = ladder.cells(p, ["ngram"])
