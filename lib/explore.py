@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 from matplotlib import pyplot as plt
 
 from lib import figures, prediction
@@ -66,3 +67,26 @@ def break_even(models: Mapping[str, Costs], batches: Sequence[int], lengths: Seq
     }
     output = widgets.interactive_output(show, pickers)
     display(widgets.VBox([widgets.HBox(list(pickers.values())), output]))
+
+
+def answers(ratios: Mapping[str, pd.DataFrame], profile: str) -> None:
+    """Display pickers for setting, text and requests in flight over tables of `results.compare`; only if somebody can pick."""
+    if not live() or not ratios:
+        return
+    import ipywidgets as widgets
+    from IPython.display import display
+
+    def show(setting: str, workload: str, concurrency: int) -> None:
+        asked = f"workload == '{workload}' and concurrency == {concurrency}"
+        found = ratios[setting].query(asked)
+        display(found.round(3) if len(found) else "not measured")
+        print(f'results.compare(results.load("{profile}"), "{setting}").query("{asked}")')
+
+    tables = ratios.values()
+    options = {
+        "setting": list(ratios),
+        "workload": sorted({w for t in tables for w in t.workload}),
+        "concurrency": sorted({int(c) for t in tables for c in t.concurrency}, reverse=True),
+    }
+    pickers = {name: widgets.Dropdown(options=values, description=name) for name, values in options.items()}
+    display(widgets.VBox([widgets.HBox(list(pickers.values())), widgets.interactive_output(show, pickers)]))
