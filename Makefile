@@ -50,7 +50,7 @@ nbval: env ## replay every notebook and compare its outputs with the saved ones
 	$(PY) -m pytest -q -n 2 --dist loadfile $(NBVAL) $(NOTEBOOKS); \
 	[ "$$before" = "$$(drawn)" ] || { echo "nbval: figures redrawn from the records differ from the stored ones" >&2; exit 1; }
 
-bench: env ## time the library itself: replay, drafters, the store under random kills, engines in turn; prints ratios
+bench: env ## time the library itself: replay, drafters, the store under random kills; prints ratios
 	@for bench in tests/bench/bench_*.py; do echo "$$bench"; $(PY) "$$bench"; done
 
 lab: env ## open the notebooks in JupyterLab (this machine only, with a token)

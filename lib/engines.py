@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import platform
-import random
 import selectors
 import shutil
 import signal
@@ -21,11 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from tqdm.auto import tqdm
 
@@ -158,10 +157,7 @@ class _Lock:
 class Process:
     """One engine process and its event stream; it imports vLLM at once and builds its engine after `go`."""
 
-    def __init__(
-        self, cells: list[Cell], profile: Profile, folder: Path, made: Provenance,
-        gpus: Sequence[str] | None = None, partners: Mapping[str, str] | None = None,
-    ):  # fmt: skip
+    def __init__(self, cells: list[Cell], profile: Profile, folder: Path, made: Provenance):
         self.cells, self.limit_s = cells, profile.time_limit_s
         name = f"{cells[0].setting or 'engine'}-{int(time.time() * 1000) % 10**9}"
         logs = folder / "logs"
@@ -171,8 +167,6 @@ class Process:
         self.scratch = tempfile.TemporaryDirectory(dir=folder / "scratch", prefix="engine-")
         scratch = Path(self.scratch.name)
         env = environment(cells[0], profile)
-        if gpus is not None:
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         if cells[0].engine.speculative is not None and cells[0].engine.speculative.drafter:
             env |= {
                 "SPECULATION_WALK_FILE": str(scratch / "walk"),
@@ -183,7 +177,6 @@ class Process:
             "model_path": models.locate(cells[0].engine.model),
             "records": str(folder / "records"),
             "log": str(self.log),
-            "partners": dict(partners or {}),
             "provenance": made.model_dump(mode="json"),
             "warm_up_tokens": WARM_UP_TOKENS,
         }
@@ -207,23 +200,15 @@ class Process:
 
     def go(self) -> None:
         """Let the process build its engine."""
-        self._tell(nursery.GO)
-
-    def _tell(self, word: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError, ValueError):  # it died, `events` says so; or was ended
-            self.child.stdin.write(word)
+        with contextlib.suppress(BrokenPipeError):  # it died, `events` says so
+            self.child.stdin.write(nursery.GO)
             self.child.stdin.flush()
-
-    def turn(self) -> None:
-        """Let it run one more cell; its silence counts from now."""
-        self._heard = time.monotonic()
-        self._tell(nursery.TURN)
 
     def events(self, tick: Callable[[], None] = lambda: None) -> Iterator[dict]:
         """Events as they come; `timeout` after limit_s of silence, `died` when the process is gone without an end."""
         selector = selectors.DefaultSelector()
         selector.register(self.events_fd, selectors.EVENT_READ)
-        buffer, ticked, self._heard = b"", time.monotonic(), time.monotonic()
+        buffer, ticked, heard = b"", time.monotonic(), time.monotonic()
         while True:
             if selector.select(timeout=0.5):
                 chunk = os.read(self.events_fd, 65536)
@@ -231,14 +216,14 @@ class Process:
                     code = self.child.wait()
                     yield {"event": "died", "reason": f"the engine process ended with code {code}"}
                     return
-                buffer, self._heard = buffer + chunk, time.monotonic()
+                buffer, heard = buffer + chunk, time.monotonic()
                 *lines, buffer = buffer.split(b"\n")
                 for line in lines:
                     event = json.loads(line)
                     yield event
                     if event["event"] in ("end", "died"):
                         return
-            elif time.monotonic() - self._heard > self.limit_s:
+            elif time.monotonic() - heard > self.limit_s:
                 yield {"event": "timeout", "reason": f"no sign of life for {self.limit_s:g} s (time_limit_s)"}
                 return
             if time.monotonic() - ticked > 5:
@@ -336,22 +321,15 @@ def run(
     announce(groups)
     made = provenance()
     total = sum(map(len, groups))
-    pairs, groups = pair_off(groups, profile)
-
-    def make(left: list[Cell], *more) -> Process:
-        return Process(left, profile, folder, made, *more)
-
     with (
         _Lock(folder),
-        contextlib.closing(Starter(groups, make)) as start,
+        contextlib.closing(Starter(groups, lambda left: Process(left, profile, folder, made))) as start,
         tqdm(total=total, unit="engine cell", disable=not progress, file=sys.stderr) as bar,
     ):
         shutil.rmtree(folder / "scratch", ignore_errors=True)  # of runs that were killed; the lock says none is alive
-        shifts = [take_turns(pair, make, store, made, bar.refresh) for pair in pairs]
-        shifts += [run_group(group, start, store, made, bar.refresh) for group in groups]
-        for index, shift in enumerate(shifts):
-            bar.set_description(f"engine {index + 1}/{len(shifts)}")
-            with contextlib.closing(shift) as events:
+        for index, group in enumerate(groups):
+            bar.set_description(f"engine {index + 1}/{len(groups)}")
+            with contextlib.closing(run_group(group, start, store, made, bar.refresh)) as events:
                 for what, cell in events:
                     if what == "ended":
                         bar.update()
@@ -418,139 +396,6 @@ def run_group(
             _store_failure(store, cell, *failure, process, made)
             yield "ended", cell
         left = [c for c in left if c not in lost]
-
-
-class Pair(NamedTuple):
-    """Two engines that take turns, and their cells: the same questions in the same order."""
-
-    cells: tuple[list[Cell], list[Cell]]
-    gpus: tuple[list[str] | None, list[str] | None]  # what each is to see; None on a machine without
-
-    @property
-    def partners(self) -> dict[str, str]:
-        """Of each cell its counterpart's id."""
-        both = [(a.cell_id, b.cell_id) for a, b in zip(*self.cells, strict=True)]
-        return dict(both) | {b: a for a, b in both}
-
-
-def pair_off(groups: list[list[Cell]], profile: Profile) -> tuple[list[Pair], list[list[Cell]]]:
-    """The engines that take turns on what both are to measure, by `profile.in_turn`, and the groups without those cells.
-
-    Where a named engine has no partner left, or a pair too few GPUs, its cells stay in the groups, which a line says.
-    """
-    pairs: list[Pair] = []
-    for named, texts in zip(profile.turns, profile.in_turn, strict=True):
-        sides = [[own for g in groups if (own := _named(g, engine))] for engine in named]
-        met = [found for one in sides[0] for other in sides[1] if (found := _shared(one, other))]
-        if not met and any(sides):
-            print(f"{' and '.join(texts)} take no turns: of what both are to measure nothing is left", file=sys.stderr)
-        for cells in met:
-            gpus = _places(cells)
-            if gpus is None:
-                print(f"{' and '.join(texts)} take no turns: they need {sum(map(_num_gpus, cells))} GPUs, "
-                      f"{len(_visible_gpus())} can be seen, or room for both on one (engine.gpu_memory_utilization at most "
-                      f"0.5 and engine.kv_cache_memory_gib set); one is measured after the other", file=sys.stderr)  # fmt: skip
-                continue
-            pairs.append(Pair(cells, gpus))
-            groups = [left for g in groups if (left := [c for c in g if c.cell_id not in pairs[-1].partners])]
-    return pairs, groups
-
-
-def _named(group: list[Cell], engine: tuple[str, int]) -> list[Cell]:
-    return [c for c in group if (c.setting, c.engine.repeat) == engine]
-
-
-def _shared(one: list[Cell], other: list[Cell]) -> tuple[list[Cell], list[Cell]] | None:
-    """The cells of two engines that ask one model the same, in one order."""
-
-    def question(cell: Cell) -> tuple:
-        return cell.engine.model, cell.workload, cell.batch_size, cell.output_tokens, cell.ignore_eos
-
-    theirs = {question(c): c for c in other}
-    both = [(c, found) for c in one if (found := theirs.pop(question(c), None))]
-    return ([a for a, _ in both], [b for _, b in both]) if both else None
-
-
-def _num_gpus(cells: list[Cell]) -> int:
-    return cells[0].engine.tensor_parallel_size * cells[0].engine.pipeline_parallel_size
-
-
-def _visible_gpus() -> list[str]:
-    """As CUDA reads CUDA_VISIBLE_DEVICES: what follows an unknown name, or one named twice, is not visible."""
-    number, named = params.count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None or not number:
-        return list(map(str, range(number)))
-    found: list[str] = []
-    for name in map(str.strip, named.split(",")):
-        known = int(name) < number if name.isdigit() else name.startswith(("GPU-", "MIG-"))
-        if not known or name in found:
-            break
-        found.append(name)
-    return found
-
-
-def _places(cells: tuple[list[Cell], list[Cell]]) -> tuple[list[str] | None, list[str] | None] | None:
-    """The GPUs that each of two engines is to see: none twice, or, where there are too few, the same for both if they
-    leave each other room; None if they do not."""
-    if not params.count_gpus():
-        return None, None
-    visible, first, second = _visible_gpus(), *map(_num_gpus, cells)
-    if first + second <= len(visible):
-        return visible[:first], visible[first : first + second]
-    return (visible[:first], visible[:second]) if max(first, second) <= len(visible) and _leave_room(cells) else None
-
-
-def _leave_room(cells: tuple[list[Cell], list[Cell]]) -> bool:
-    """Whether two engines fit on the same GPUs. Each has to know its KV cache's size: vLLM's profiling of the memory left
-    would count what the other one takes meanwhile."""
-    engines = [side[0].engine for side in cells]
-    return all(e.kv_cache_memory_gib for e in engines) and sum(e.gpu_memory_utilization or 1 for e in engines) <= 1
-
-
-def take_turns(
-    pair: Pair,
-    make: Callable[[list[Cell], list[str] | None, Mapping[str, str]], Process],
-    store: Store,
-    made: Provenance,
-    tick: Callable[[], None],
-) -> Iterator[tuple[str, Cell]]:
-    """The cells of two engines, one of each in turn, so that what slows the machine for longer than a cell slows both.
-
-    The engine that waits asks for its next turn and does nothing. Chance decides who goes first. Yields as `run_group`
-    does.
-    """
-    at_work: dict[int, Process] = {}
-    chance = random.Random(pair.cells[0][0].cell_id)  # another order in every pair
-
-    def start(place: int) -> Callable[[list[Cell]], Process]:
-        def begin(left: list[Cell]) -> Process:
-            at_work[place] = make(left, pair.gpus[place], pair.partners)
-            at_work[place].go()
-            return at_work[place]
-
-        return begin
-
-    with contextlib.ExitStack() as stack:
-        streams = [
-            stack.enter_context(contextlib.closing(run_group(cells, start(place), store, made, tick)))
-            for place, cells in enumerate(pair.cells)
-        ]
-        for stream in streams:  # both start side by side
-            yield next(stream)
-        for stream in streams:  # and neither measures before the other one is ready
-            yield next(stream)
-        left = [0, 1]
-        while left:
-            for place in chance.sample(left, len(left)):
-                at_work[place].turn()
-                for event in streams[place]:
-                    yield event
-                    if event[0] == "ready":  # it was started again, after a failure
-                        at_work[place].turn()
-                    if event[0] == "ended":
-                        break
-                else:
-                    left.remove(place)
 
 
 def _store_failure(store: Store, cell: Cell, status: str, reason: str, process: Process, made: Provenance) -> None:

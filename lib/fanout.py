@@ -234,7 +234,7 @@ def run(
     progress: bool = True,
     folder: Path | None = None,
 ) -> Store:
-    """`engines.run` over the Ray cluster at `address` (`local`: one of this machine's own); no engines take turns.
+    """`engines.run` over the Ray cluster at `address` (`local`: one of this machine's own).
 
     A lost node's engine goes on elsewhere with the cells that have not come back. KeyboardInterrupt ends all engines,
     records their running cells as interrupted and is raised again. Raises FanoutError, params.ParamsError, StoreBusy.

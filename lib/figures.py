@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from lib import stats
-from lib.ladder import LABELS, InTurn
+from lib.ladder import LABELS
 from lib.records import ROOT, Record, runs_folder
 
 # One colour a method, everywhere: black, and seaborn's colour-blind palette.
@@ -463,54 +463,6 @@ def speedup_by_batch(
     note = "; hollow: some workloads, one engine cell each" if any((fewer or {}).values()) else ""
     ax.set_xlabel(f"batch size{note}" if note else "batch size (requests in flight)")
     ax.set_ylabel("throughput / vanilla, as shipped")
-    return figure
-
-
-def in_turn(pairs: Mapping[tuple[str, str], Mapping[int, InTurn]], factors: Mapping[int, float], title: str) -> Figure:
-    """Engines that took turns: how many times the first one's throughput is of the second's, by requests in flight.
-
-    pairs: as of ladder.in_turn; single cells are dots. factors[batch]: how many times two identical engines differ in a cell,
-    drawn as a grey band around 1.
-    """
-    figure, ax = new(title, width=7.2)
-    batches = sorted({batch for found in pairs.values() for batch in found})
-    for at, batch in enumerate(batches):
-        if batch in factors:
-            ax.fill_between(
-                [at - 0.4, at + 0.4], 1 / factors[batch], factors[batch], color="#E9E9E9", linewidth=0, zorder=0
-            )
-    ends = []
-    for index, ((first, second), found) in enumerate(pairs.items()):
-        twin = sum(method_of(other) == method_of(second) for _, other in list(pairs)[:index])
-        colour = colour_of(second)
-        xs = [batches.index(b) + 0.14 * (index - (len(pairs) - 1) / 2) for b in found]
-        ratios = [both.ratio for both in found.values()]
-        ax.plot(
-            xs,
-            [r.value for r in ratios],
-            color=colour,
-            linewidth=0.8,
-            linestyle=("-", "--", ":")[min(twin, 2)],
-            zorder=2,
-        )
-        for x, ratio, both in zip(xs, ratios, found.values(), strict=True):
-            ax.plot([x] * len(both.single), both.single, ".", color=colour, alpha=0.35, markersize=4, zorder=2)
-            ax.errorbar([x], [ratio.value], yerr=error_bars(*ratio[:3]), color=colour, marker=marker_of(second), capsize=2,
-                        markersize=5, linewidth=0.9, markerfacecolor="white" if twin else colour, zorder=3)  # fmt: skip
-        ends.append((xs[-1], ratios[-1].value, f"{label_of(first)}\nover {label_of(second)}", colour))
-    places = np.exp(apart([float(np.log(value)) for _, value, *_ in ends], 0.25))
-    for (x, _, text, colour), y in zip(ends, places, strict=True):
-        ax.annotate(text, (max(x, len(batches) - 0.65), y), xytext=(10, 0), textcoords="offset points", va="center", fontsize=7,
-                    color=colour)  # fmt: skip
-    ax.axhline(1.0, color="#888888", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
-    ax.set_yscale("log", base=2)
-    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    ax.set_xticks(range(len(batches)), [str(b) for b in batches])
-    ax.set_xlim(-0.5, len(batches) + 0.9)
-    ax.set_xlabel(
-        "batch size (requests in flight); dots: single cells; grey: what identical engines differ by in a cell"
-    )
-    ax.set_ylabel("throughput, first / second")
     return figure
 
 

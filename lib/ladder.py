@@ -251,18 +251,14 @@ def narrow(p: Profile, settings: Iterable[str], **options) -> list[Cell]:
 
 
 def wide(p: Profile, among: Iterable[str] | None = None) -> list[Cell]:
-    """The settings of `p.wide` (those `among` the named ones) on all workloads and seeds at its batch sizes.
-
-    An engine that takes turns with one of another setting is left to the notebook that has both.
-    """
-    partners = {engine: other for pair in p.turns for engine, other in (pair, pair[::-1])}
+    """The settings of `p.wide` (those `among` the named ones) on all workloads and seeds at its batch sizes."""
     return [
         c
         for batch, settings in p.wide.items()
         for name, repeats in settings.items()
         if among is None or name in among
         for c in cells(p, [name], batch_sizes=[batch], repeats=max(repeats, default=-1) + 1)
-        if c.engine.repeat in repeats and (among is None or partners.get((name, c.engine.repeat), (name,))[0] in among)
+        if c.engine.repeat in repeats
     ]
 
 
@@ -322,8 +318,6 @@ def synthetic_cells(p: Profile, records: Iterable[Record]) -> list[Cell]:
 
 def notebook_cells(p: Profile, notebook: str) -> list[Cell]:
     """The engine cells that notebook `01` to `04`, or `08`, measures."""
-    for name in (name for pair in p.turns for name, _ in pair):
-        setting(p, name)  # refuses a name that it does not know
     baseline = spread(p, ["vanilla"], repeats=p.repeats)
     match notebook:
         case "01":
@@ -388,68 +382,10 @@ def swept(p: Profile, records: Iterable, setting: str, *, batch_size: int, **whe
 
 
 def everywhere(p: Profile, records: Iterable[Record], setting: str, batch_size: int) -> list[Record]:
-    """The records of a setting with the profile's seeds that have vanilla of their own round beside them, over all rounds;
-    only those in turn with vanilla where they are of as many workloads."""
+    """The records of a setting with the profile's seeds that have vanilla of their own round beside them, over all rounds."""
     records = [r for r in records if r.cell.workload.seed in p.seeds]
     plain = named(records, "vanilla", batch_size=batch_size)
-    found = stats.beside(named(records, setting, batch_size=batch_size), plain)
-    turned = [r for r in found if _in_turn(r, plain)]
-    return turned if {r.cell.workload.name for r in turned} == {r.cell.workload.name for r in found} else found
-
-
-def _in_turn(test: Record, bases: list[Record]) -> bool:
-    return any(stats.in_turn(test, b) for b in stats.bases_of(test, bases))
-
-
-def turned(p: Profile, records: Iterable[Record], batch_size: int) -> list[tuple[list[Record], list[Record]]]:
-    """Of each pair of engines in `p.in_turn` the records at a batch size that were measured in turn, in one order; pairs
-    without any left out."""
-    records, found = list(records), []
-    for pair in p.turns:
-        both = [named(records, name, repeat=repeat, batch_size=batch_size) for name, repeat in pair]
-        met = sorted(((a, b) for a, b in stats.pair(*both) if stats.in_turn(a, b)), key=lambda pair: pair[0].cell_id)
-        found += [tuple(map(list, zip(*met, strict=True)))] if met else []
-    return found
-
-
-def twins(p: Profile, records: Iterable[Record], batch_size: int) -> list[tuple[list[Record], list[Record]]]:
-    """Those of `turned` that are two identical vanilla engines."""
-    return [
-        both
-        for both in turned(p, records, batch_size)
-        if {r.cell.setting for side in both for r in side} == {"vanilla"}
-    ]
-
-
-class InTurn(NamedTuple):
-    """Two settings whose engines took turns at a batch size, cell by cell; pairs of further repeats follow one another."""
-
-    first: list[Record]
-    second: list[Record]
-
-    @property
-    def ratio(self) -> stats.Estimate:
-        """The first one's throughput over the second's, over all cells."""
-        return stats.speedup(self.first, self.second)
-
-    @property
-    def single(self) -> list[float]:
-        """The same of single cells."""
-        rates = [[metrics.throughput_tok_s(r) for r in side] for side in self]
-        return [a / b for a, b in zip(*rates, strict=True)]
-
-
-def in_turn(p: Profile, records: Iterable[Record]) -> dict[tuple[str, str], dict[int, InTurn]]:
-    """What was measured in turn by (first, second) setting, in the order of `p.in_turn`, and batch size."""
-    records = list(records)
-    found: dict[tuple[str, str], dict[int, InTurn]] = {}
-    for batch in sorted({r.cell.batch_size for r in records}):
-        for tests, bases in turned(p, records, batch):
-            there = found.setdefault((tests[0].cell.setting, bases[0].cell.setting), {})
-            both = there.setdefault(batch, InTurn([], []))
-            both.first.extend(tests)
-            both.second.extend(bases)
-    return found
+    return stats.beside(named(records, setting, batch_size=batch_size), plain)
 
 
 class WideRound(NamedTuple):
@@ -457,7 +393,6 @@ class WideRound(NamedTuple):
 
     setting: str
     records: list[Record]
-    in_turn: bool  # every cell ran right before or after the same cell of vanilla
 
 
 def wide_rounds(p: Profile, records: Iterable[Record], batch_size: int) -> list[WideRound]:
@@ -465,7 +400,7 @@ def wide_rounds(p: Profile, records: Iterable[Record], batch_size: int) -> list[
     records = [r for r in records if r.cell.workload.seed in p.seeds]
     plain = named(records, "vanilla", batch_size=batch_size)
     return [
-        WideRound(name, members, all(_in_turn(r, plain) for r in members))
+        WideRound(name, members)
         for name in p.wide.get(batch_size, {})
         if name != "vanilla"
         for members in stats.rounds(stats.beside(named(records, name, batch_size=batch_size), plain))

@@ -29,7 +29,7 @@ from typing import Any
 
 SOCKET_VARIABLE = "SPECULATION_NURSERY"
 EVENTS_VARIABLE = "SPECULATION_EVENTS_FD"  # where an engine process finds the pipe for its events
-GO, TURN = b"g", b"t"  # what an engine process is told: build the engine; run one more cell
+GO = b"g"  # what an engine process is told: build the engine
 _MAX_REQUEST = 1 << 20
 
 

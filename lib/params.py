@@ -132,8 +132,6 @@ class Profile(Frozen):
     captured_gamma_schedule: str = ""  # of the arm padded_ngram_captured_schedule, like 1:7,128:3
     # batch size -> setting -> repeats of its engine, on all workloads and seeds
     wide: dict[int, dict[str, tuple[NonNegativeInt, ...]]] = Field(default_factory=dict)
-    # pairs of engines that measure cell by cell in turn, each as setting or setting:repeat
-    in_turn: tuple[tuple[str, str], ...] = ()
     ngram: Ngram = Ngram()
     suffix: Suffix = Suffix()
     draft_lengths: tuple[int, ...] = (3, 5, 7, 10)
@@ -231,20 +229,6 @@ class Profile(Frozen):
                     f"{field} holds {max(sizes)}, allowed: at most engine.max_num_seqs ({self.engine.max_num_seqs})"
                 )
         return self
-
-    @field_validator("in_turn")
-    @classmethod
-    def _named_engines(cls, value: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-        for name in (name for pair in value for name in pair):
-            if not re.fullmatch(r"\w+(:\d+)?", name):
-                raise ValueError(f"holds {name!r}, allowed: a setting, or a setting and its repeat as setting:repeat")
-        return value
-
-    @property
-    def turns(self) -> tuple[tuple[tuple[str, int], tuple[str, int]], ...]:
-        """`in_turn` as pairs of (setting, repeat)."""
-        named = [[name.partition(":") for name in pair] for pair in self.in_turn]
-        return tuple(tuple((name, int(repeat or 0)) for name, _, repeat in pair) for pair in named)
 
     @property
     def base_engine(self) -> Engine:

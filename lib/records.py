@@ -126,7 +126,6 @@ class Record(Frozen):
     provenance: Provenance
     engine_start_s: float | None = None  # from the word to build it; importing vLLM counts where nothing did it ahead
     order: int = 0  # place of the cell in its engine process: 0 ran first
-    partner: str | None = None  # the same cell's id in the engine that took turns with this one
     has_trace: bool = False
 
     @property

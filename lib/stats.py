@@ -14,8 +14,6 @@ from lib import metrics
 from lib.records import Record
 
 NUM_RESAMPLES = 2000
-IN_TURN_S = 10  # no engine starts on a GPU in so short a time: such neighbours are cells of two engines that take turns
-PARTNERS_NAMED = "2026-11-30T12:25:07Z"  # from then on a record names its partner, and without one it has none
 ROUND_S = 2 * 3600  # records further apart in time are of two rounds: the machine may be another one
 _DRAWS_AT_ONCE = 2**20  # rows gathered in one call: 8 MB a column
 MIN_DEGREES = 2  # two cells alone have one, whose quantile of 12.7 says nothing about anything
@@ -110,19 +108,6 @@ def near(first: str, second: str) -> bool:
     return abs(apart.total_seconds()) <= ROUND_S
 
 
-def in_turn(a: Record, b: Record) -> bool:
-    """Whether two records of one round were measured one right after the other, by engines that take turns.
-
-    Records name their partner; of those that were measured on a GPU before they did, the time tells.
-    """
-    if a.partner or b.partner or max(r.provenance.measured for r in (a, b)) >= PARTNERS_NAMED:
-        return a.partner == b.cell_id and b.partner == a.cell_id and same_round(a, b)
-    ends = [datetime.fromisoformat(r.provenance.measured).timestamp() for r in (a, b)]
-    starts = [end - (r.wall_s or 0) for end, r in zip(ends, (a, b), strict=True)]
-    near_by = 0 <= max(starts) - min(ends) + 1 <= IN_TURN_S  # times are whole seconds
-    return near_by and a.provenance.gpu is not None and same_round(a, b)
-
-
 def rounds(records: Iterable[Record]) -> list[list[Record]]:
     """Records by round of measurement, the earliest first; a long round is a chain in which each record is near the next."""
     found: list[list[Record]] = []
@@ -139,8 +124,7 @@ def round_of(record: Record, rounds: Sequence[Sequence[Record]]) -> int | None:
 
 def bases_of(test: Record, bases: Sequence[Record]) -> list[Record]:
     """The bases with the prompts, batch and output rule of `test`, from the same kind of machine: of its own round where
-    that has any, those in turn with it where there are any, else rather those that took turns with none (an engine whose
-    neighbour waits has the host to itself), and of its own repeat where it is a repeat.
+    that has any, and of its own repeat where it is a repeat.
     """
 
     def key(r: Record) -> tuple:  # what is quick to compare and mostly differs comes first
@@ -149,7 +133,6 @@ def bases_of(test: Record, bases: Sequence[Record]) -> list[Record]:
 
     found = [b for b in bases if test.status == b.status == "ok" and key(b) == key(test) and same_machine(test, b)]
     found = [b for b in found if same_round(test, b)] or found
-    found = [b for b in found if in_turn(test, b)] or [b for b in found if not b.partner] or found
     repeat = test.cell.engine.repeat
     return [b for b in found if b.cell.engine.repeat == repeat] or found if repeat else found
 
@@ -167,8 +150,7 @@ def pair(tests: Sequence[Record], bases: Sequence[Record]) -> list[tuple[Record,
 def speedup(tests: Sequence[Record], bases: Sequence[Record], *, seed: int = 0) -> Estimate:
     """Throughput of `tests` over that of `bases` on the same prompts (ratio of pooled output tokens a second).
 
-    Where a base was repeated (the A/A arms), a test is compared with the mean of its repeats of the test's own round, or,
-    where engines took turns, with the one measured right before or after it.
+    Where a base was repeated (the A/A arms), a test is compared with the mean of its repeats of the test's own round.
     The interval comes from paired requests: base TPOT over test TPOT as a ratio of means, resampled over seeds, then
     prompts, and scaled to the throughput ratio. With several cells, the spread between the cells' own ratios widens it
     (Student's t, for two cells with the two degrees of freedom of three): the larger of the two relative half-widths is
@@ -251,7 +233,7 @@ def noise_floor(
 ) -> float:
     """Largest |log ratio| of the throughputs of identical cells in two arms (A/A): what a log speedup must exceed.
 
-    Arms of two rounds are not compared, as `speedup` does not either, nor a cell that took turns with one that did not.
+    Arms of two rounds are not compared, as `speedup` does not either.
     `over`: of single engine cells; of a workload's seeds at a batch size, or of everything at a batch size, for ratios
     that pool as much.
     Without two arms that share a cell it is `otherwise`, or ValueError where that is None.
@@ -290,9 +272,4 @@ def _identical(tests: Sequence[Record], bases: Sequence[Record]) -> list[tuple[R
     found = (
         (t, same.get((t.cell.workload, t.cell.batch_size, t.cell.output_tokens))) for t in tests if t.status == "ok"
     )
-    return [(t, b) for t, b in found if b is not None and same_round(t, b) and _alike(t, b)]
-
-
-def _alike(a: Record, b: Record) -> bool:
-    """Whether both had the host as much to themselves: an engine whose partner waits has all of it."""
-    return bool(a.partner) == bool(b.partner)
+    return [(t, b) for t, b in found if b is not None and same_round(t, b)]

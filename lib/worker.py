@@ -2,8 +2,8 @@
 
 The only module that imports vLLM. `engines` starts it as `python -m lib.worker PLAN`, in its own process group, with the
 environment set before vLLM is imported. It imports vLLM at once and builds the engine when the parent says so on its
-standard input; where engines take turns it asks there before each cell, too. It speaks to the parent in JSON lines on the
-file descriptor named by SPECULATION_EVENTS_FD and ends its whole group when the parent is gone (its standard input closes).
+standard input. It speaks to the parent in JSON lines on the file descriptor named by SPECULATION_EVENTS_FD and ends its whole
+group when the parent is gone (its standard input closes).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 from lib import drafters, models, monitor, parrot, recorded, workloads
 from lib.cells import Cell, Workload
-from lib.nursery import EVENTS_VARIABLE, GO, TURN
+from lib.nursery import EVENTS_VARIABLE, GO
 from lib.records import Counters, Provenance, Record, Request, Resolved, Store, Trace
 
 _COUNTERS = {
@@ -45,13 +45,10 @@ def end_group() -> None:
 
 
 class Parent:
-    """The process that started us: says when to build the engine, and, where engines take turns, when to run a cell; ends
-    our whole group by ending, even killed.
-    """
+    """The process that started us: says when to build the engine; ends our whole group by ending, even killed."""
 
     def __init__(self) -> None:
         self._began, self._go, self._said = time.monotonic(), threading.Event(), 0.0
-        self._turns = threading.Semaphore(0)
         threading.Thread(target=self._follow, name="follow-parent", daemon=True).start()
 
     def _follow(self) -> None:
@@ -59,18 +56,12 @@ class Parent:
             if GO in said:
                 self._said = time.monotonic()
                 self._go.set()
-            for _ in range(said.count(TURN)):
-                self._turns.release()
         end_group()
 
     def wait(self) -> float:
         """Wait for the word; returns when this process or the word came, whichever was later (monotonic seconds)."""
         self._go.wait()
         return max(self._began, self._said)
-
-    def wait_for_turn(self) -> None:
-        """Wait until the next cell may run."""
-        self._turns.acquire()
 
 
 def follow_children(emit) -> None:
@@ -341,7 +332,6 @@ class Runner:
             num_cached_prompt_tokens=cached,
             output_hash=_hash([i for one in output_ids for i in [len(one), *one]]), resolved=self.resolved,
             monitor=watch.result(), engine_start_s=round(self.start_s, 3), order=self.ran,
-            partner=self.plan["partners"].get(cell.cell_id),
             provenance=Provenance(**self.plan["provenance"] | {"measured": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}),
         )  # fmt: skip
         self.ran += 1
@@ -409,8 +399,6 @@ def main(plan_path: str) -> int:
     emit(event="ready", start_s=start_s, resolved=settled.model_dump(mode="json"))
     runner = Runner(llm, plan, settled, start_s)
     for cell in cells:
-        if cell.cell_id in plan["partners"]:
-            parent.wait_for_turn()
         emit(event="running", cell_id=cell.cell_id)
         try:
             record, trace = runner.run(cell)

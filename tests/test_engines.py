@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lib import engines, ladder, metrics, params, records, stats
+from lib import engines, ladder, metrics, params, records
 from lib.cells import Cell
 
 pytestmark = pytest.mark.engine
@@ -97,14 +97,6 @@ def test_memory_raises_k_the_second_time_and_only_with_memory(store):
     k = {name: metrics.mean_acceptance_length(one(store, name).counters) for name in ("suffix_cold", "suffix_warm")}
     assert k["suffix_warm"] > k["suffix_cold"]
     assert one(store, "suffix", batch=2).counters == one(store, "suffix", batch=3).counters
-
-
-def test_engines_in_turn_are_neighbours_in_time(tmp_path):
-    p = small(in_turn=[["vanilla", "ngram"]], workloads=["code", "sonnet"])
-    held = engines.run(ladder.cells(p, ["vanilla", "ngram"], batch_sizes=[2]), p, progress=False, folder=tmp_path).all()
-    tests, bases = (ladder.named(held, name) for name in ("ngram", "vanilla"))
-    assert len(tests) == len(bases) == 2 and all(b.output_hash == t.output_hash for t, b in stats.pair(tests, bases))
-    assert all(stats.in_turn(t, b) for t, b in stats.pair(tests, bases)) and len(stats.pair(tests, bases)) == 2
 
 
 def test_ngram_leaves_torch_its_threads(monkeypatch):

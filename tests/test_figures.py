@@ -4,11 +4,9 @@ import pytest
 from made_up_records import NGRAM, cell, record
 
 from lib import figures
-from lib.ladder import InTurn
 from lib.stats import Estimate
 
 E1, E2 = Estimate(1.2, 1.1, 1.3, 4), Estimate(0.8, float("nan"), float("nan"), 1)
-TURN = InTurn([record(cell("ngram", speculative=NGRAM), wall_s=1.0)], [record(cell(), wall_s=2.0)])
 DRAWN = {
     "noise_floor": lambda: figures.noise_floor({"sonnet": [1.0, 1.02], "code": [0.97]}, 0.03),
     "draft_length": lambda: figures.draft_length({"code": {3: (1.5, E1), 7: (1.8, E1)}}, "Longer drafts add 20 %"),
@@ -20,7 +18,6 @@ DRAWN = {
     "six": lambda: figures.six_workloads(["code"], {"vanilla": [E1], "full": [E2]}, {"full": [E2]}, "One of one"),
     "ladder, rounds": lambda: figures.ladder({"ngram": E1, "full": E2}, "No rung pays", marks={"full": "²"}),
     "by_batch, fewer": lambda: figures.speedup_by_batch({"ngram": {1: E1, 8: E2}}, "Padding pays", {"ngram": {1}}),
-    "in turn": lambda: figures.in_turn({("ngram", "vanilla"): {1: TURN, 8: TURN}}, {1: 1.2}, "Chance"),
     "by_batch": lambda: figures.speedup_by_batch({"ngram": {1: E1, 8: E2}}, "Padding pays"),
 }
 

@@ -89,23 +89,10 @@ def test_wide_settings_are_measured_on_every_workload_and_seed():
     for change, words in (
         ({"wide": {999: {"ngram": [0]}}}, "wide holds 999"),
         ({"wide": {4: {"ngrm": [0]}}}, "'ngrm'.*ngram"),
-        ({"in_turn": [["vanilla:1", "ngrm:1"]]}, "'ngrm'.*ngram"),
         ({"wide": {4: {"ngram": [-1]}}}, "wide.*-1"),
     ):
         with pytest.raises(params.ParamsError, match=words):
             ladder.notebook_cells(profile(**change, num_prompts=8), "04")
-
-
-def test_an_engine_that_takes_turns_is_left_to_the_notebook_that_has_both():
-    asked = {"vanilla": (1, 2), "padded_ngram_g3": (0,), "ngram": (0,)}
-    p = profile(wide={4: asked}, num_prompts=8, repeats=3, in_turn=[["vanilla:2", "padded_ngram_g3"]])
-    repeats = {
-        notebook: {
-            c.engine.repeat for c in ladder.notebook_cells(p, notebook) if (c.batch_size, c.setting) == (4, "vanilla")
-        }
-        for notebook in ("02", "03", "04")
-    }
-    assert repeats == {"02": {1}, "03": {1}, "04": {1, 2}}
 
 
 def test_a_control_that_is_wide_too_is_asked_for_once():
@@ -123,63 +110,23 @@ def at(asked, seconds, machine=None):
     return made_up.record(asked, wall_s=4.0, provenance=when)
 
 
-def test_a_wide_setting_is_told_round_by_round_with_how_its_cells_lie_beside_vanillas():
+def test_a_wide_setting_is_told_round_by_round():
     p = profile().model_copy(update={"wide": {256: {"vanilla": (0, 1), "ngram": (0, 1)}}})
     planned = ladder.wide(p)
-    vanilla, turned = ([c for c in planned if c.setting == "vanilla" and c.engine.repeat == i] for i in (0, 1))
+    vanilla, again = ([c for c in planned if c.setting == "vanilla" and c.engine.repeat == i] for i in (0, 1))
     early, late = ([c for c in planned if c.setting == "ngram" and c.engine.repeat == i] for i in (0, 1))
-    # one engine after the other on a first machine, in turn on a second one
     found = [at(c, 5 * i) for i, c in enumerate(vanilla)] + [at(c, 300 + 5 * i) for i, c in enumerate(early)]
-    found += [at(c, 1000 + 10 * i, "b") for i, c in enumerate(turned)] + [
-        at(c, 1005 + 10 * i, "b") for i, c in enumerate(late)
-    ]
+    found += [at(c, 1000 + 10 * i, "b") for i, c in enumerate([*again, *late])]  # on another machine
     swept = [c for c in ladder.spread(p, ["ngram"]) if c.batch_size == 256]
     one, two = ladder.wide_rounds(p, [*found, *(at(c, 600) for c in swept)], 256)
-    assert ladder.everywhere(p, [*found, *(at(c, 600) for c in swept)], "ngram", 256) == two.records  # in turn decides
-    assert ladder.everywhere(p, [r for r in found if r not in two.records], "ngram", 256) == one.records
-    assert (one.setting, one.in_turn, {r.cell_id for r in one.records}) == ("ngram", False, {c.cell_id for c in early})
-    assert (two.setting, two.in_turn, {r.cell_id for r in two.records}) == ("ngram", True, {c.cell_id for c in late})
+    both = [*one.records, *two.records]
+    assert ladder.everywhere(p, [*found, *(at(c, 600) for c in swept)], "ngram", 256) == both
+    for each, cells in ((one, early), (two, late)):
+        assert (each.setting, {r.cell_id for r in each.records}) == ("ngram", {c.cell_id for c in cells})
     # a draft without vanilla in its own round is of no round
     alone = [r for r in found if r.cell.setting == "ngram"]
     assert ladder.wide_rounds(p, alone, 256) == [] == ladder.wide_rounds(p, found, 8)
     assert ladder.everywhere(p, alone, "ngram", 256) == [] == ladder.everywhere(p, found, "ngram", 8)
-
-
-def test_identical_engines_in_turn_are_found_by_the_profile():
-    p = profile().model_copy(
-        update={"wide": {256: {"vanilla": (1, 2, 3)}}, "in_turn": (("vanilla:3", "vanilla:1"), ("vanilla:2", "ngram"))}
-    )
-    first, second, third = ([c for c in ladder.wide(p) if c.engine.repeat == i] for i in (1, 2, 3))
-    found = [at(c, 10 * i) for i, c in enumerate(first)] + [at(c, 5 + 10 * i) for i, c in enumerate(third[:-1])]
-    found += [at(c, 900 + i) for i, c in enumerate(second)]
-    ((one, other),) = ladder.twins(p, found, 256)
-    assert {r.cell_id for r in one} == {c.cell_id for c in third[:-1]}
-    assert [r.cell.workload for r in one] == [r.cell.workload for r in other]
-    assert {r.cell.engine.repeat for r in other} == {1} and ladder.twins(p, found, 8) == []
-
-
-def test_pairs_in_turn_keep_the_profile_s_order_and_repeats_are_pooled():
-    p = profile().model_copy(
-        update={
-            "wide": {256: {"vanilla": (1, 2), "ngram": (0, 1)}},
-            "in_turn": (("ngram", "vanilla:1"), ("ngram:1", "vanilla:2"), ("vanilla:2", "suffix")),
-        }
-    )
-    tests, again, bases, more = (
-        [c for c in ladder.wide(p) if (c.setting, c.engine.repeat) == engine]
-        for engine in (("ngram", 0), ("ngram", 1), ("vanilla", 1), ("vanilla", 2))
-    )
-    found = [at(c, 10 * i) for i, c in enumerate(tests)] + [at(c, 5 + 10 * i) for i, c in enumerate(bases[:-1])]
-    found += [at(c, 9000 + 10 * i) for i, c in enumerate(again)] + [at(c, 9005 + 10 * i) for i, c in enumerate(more)]
-    first, second = ladder.turned(p, found, 256)
-    for pair, others in ((first, bases[:-1]), (second, more)):
-        assert {r.cell_id for r in pair[1]} == {c.cell_id for c in others}
-        assert [r.cell.workload for r in pair[0]] == [r.cell.workload for r in pair[1]]
-    assert ladder.twins(p, found, 256) == [] == ladder.turned(p, found, 8)
-    both = ladder.in_turn(p, found)["ngram", "vanilla"][256]
-    assert both == ladder.InTurn(first[0] + second[0], first[1] + second[1])
-    assert both.single == [1.0] * (len(tests) + len(bases) - 1) and both.ratio.value == 1
-    assert ladder.in_turn(p, [r for r in found if r.cell.setting == "ngram"]) == {}
 
 
 def test_what_is_wide_stays_out_of_the_batch_sweep():

@@ -42,7 +42,6 @@ def test_every_profile_loads_under_its_own_name(path):
         ({"step_time": {"baselines_of": ["opt-126m"]}}, ["step_time.baselines_of", "opt-126m"]),
         ({"step_time": {"again_of": ["Qwen2.5-7B"]}}, ["step_time.again_of", "'Qwen2.5-7B'", "SmolLM2"]),
         ({"step_time": {"contexts_of": {"Qwen-7B": [64]}}}, ["step_time.contexts_of", "Qwen-7B", "Qwen2.5-7B"]),
-        ({"in_turn": [["vanilla", "ngram:x"]]}, ["in_turn", "'ngram:x'", "setting:repeat"]),
         ({"num_prompts": {8: 8}, "wide": {4: {"ngram": [0]}}}, ["num_prompts lacks batch size 4"]),
         ({"synthetic": {"workload": "sonet"}}, ["synthetic.workload", "sonet", "sonnet"]),
         ({"synthetic": {"architectures": ["gpt-9"]}}, ["synthetic.architectures", "gpt-9", "opt-125m"]),

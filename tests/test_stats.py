@@ -116,53 +116,6 @@ def test_a_round_is_compared_with_its_own_vanilla():
     assert stats.pair([wider], bases) == []
 
 
-def at(seconds, setting="vanilla", repeat=0, wall_s=4.0, gpu="a GPU", partner=None, **speculative):
-    """A record whose cell ended so many seconds after midnight."""
-    c = cell(setting, **speculative)
-    c = c.model_copy(update={"engine": c.engine.model_copy(update={"repeat": repeat})})
-    when = Provenance(measured=f"2026-01-01T00:00:{seconds:02d}Z", commit="abcdef0", cpu="a CPU", gpu=gpu)
-    return record(c, wall_s=wall_s, provenance=when, partner=partner)
-
-
-def test_engines_that_take_turns_are_compared_pair_by_pair():
-    """Vanilla's arms are a factor of two apart; the test names the second of them."""
-    early, beside = at(10), at(20, repeat=1, wall_s=8.0)
-    test = at(59, "ngram", partner=beside.cell_id, speculative=NGRAM)
-    beside = beside.model_copy(update={"partner": test.cell_id})
-    assert stats.in_turn(test, beside) and stats.in_turn(beside, test) and not stats.in_turn(test, early)
-    assert stats.speedup([test], [early, beside]).value == pytest.approx(2.0)
-    # one that names no partner shared the host, so it is compared with what shared it too, if there is any
-    alone = test.model_copy(update={"partner": None})
-    assert not stats.in_turn(alone, beside)
-    assert stats.speedup([alone], [early, beside]).value == pytest.approx(1.0)
-    assert stats.speedup([alone], [beside]).value == pytest.approx(2.0)
-
-
-def test_identical_engines_in_turn_make_a_noise_floor_of_their_own():
-    """8 s against 6 s in turn; against the 2 s of an arm that took no turns neither is compared."""
-    one, other, alone = at(10, repeat=1, wall_s=8.0), at(20, repeat=2, wall_s=6.0), at(30, repeat=3, wall_s=2.0)
-    one, other = (a.model_copy(update={"partner": b.cell_id}) for a, b in ((one, other), (other, one)))
-    assert stats.noise_floor([[alone], [one], [other]]) == pytest.approx(math.log(8 / 6))
-    with pytest.raises(ValueError, match="identical cells"):
-        stats.noise_floor([[alone], [one]])
-
-
-def test_of_records_without_a_partner_the_time_tells_and_on_a_gpu_only():
-    beside, test = at(40, wall_s=8.0), at(46, "ngram", speculative=NGRAM)
-    assert stats.in_turn(test, beside) and stats.in_turn(beside, test)
-    # an engine's start apart; at the same time; on a CPU, where an engine starts within seconds
-    for other in (at(59, "ngram", speculative=NGRAM), at(46, "ngram", wall_s=12.0, speculative=NGRAM)):
-        assert not stats.in_turn(other, beside)
-    on_cpu = [at(s, name, gpu=None, wall_s=4.0) for s, name in ((40, "vanilla"), (46, "ngram"))]
-    assert not stats.in_turn(*on_cpu)
-    # of the days on which records name their partner, a neighbour by chance
-    since = [
-        r.model_copy(update={"provenance": r.provenance.model_copy(update={"measured": f"2026-12-01T00:00:{s}Z"})})
-        for r, s in ((beside, 40), (test, 46))
-    ]
-    assert not stats.in_turn(*since)
-
-
 def test_rounds_are_told_by_time_and_machine():
     def at(hour, cpu="a CPU"):
         return record(cell(), provenance=Provenance(measured=f"2026-01-01T{hour:02d}:00:00Z", cpu=cpu))

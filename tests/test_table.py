@@ -16,9 +16,7 @@ from lib.table import Published
 def full() -> tuple[Record, Trace]:
     """A record that uses every kind of field, and a trace with token ids."""
     asked = cell(speculative=NGRAM, memory="cold", draft_tokens=0, keep_tokens=True)
-    held = record(
-        asked, drafts=5, drafted=15, accepted=(3, 2, 0), partner="0123456789ab", order=3, engine_start_s=1 / 3
-    )
+    held = record(asked, drafts=5, drafted=15, accepted=(3, 2, 0), order=3, engine_start_s=1 / 3)
     first = held.requests[0].model_copy(update={"drafted_per_step": (3, 0), "output_hash": "00ff" * 4})
     resolved = held.resolved.model_copy(
         update={"speculative": {"method": "ngram", "sizes": [1, 2]}, "block_size": 2**40}
@@ -83,7 +81,7 @@ def test_an_older_file_lacks_columns_and_a_later_one_has_more(tmp_path):
     held, kept = full()
     table.write(tmp_path, [(held, kept)])
     for name, gone in (
-        ("runs", ["partner", "num_preemptions", "resolved_num_parameters"]),
+        ("runs", ["num_preemptions", "resolved_num_parameters"]),
         ("requests", ["finish_reason"]),
     ):
         path = tmp_path / f"{name}.parquet"
@@ -92,7 +90,7 @@ def test_an_older_file_lacks_columns_and_a_later_one_has_more(tmp_path):
         pq.write_table(rows, path)
     (again,) = Published(tmp_path).all()
     requests = tuple(r.model_copy(update={"finish_reason": None}) for r in held.requests)
-    assert again == held.model_copy(update={"partner": None, "requests": requests})
+    assert again == held.model_copy(update={"requests": requests})
 
 
 def test_steps_of_runs_with_other_columns(tmp_path):
