@@ -550,23 +550,3 @@ def test_plain_drafts_are_counted_as_vllm_counts_its_own(engine_run):
     assert tuple(ours["counts"]) == (
         theirs["vllm:spec_decode_num_drafts"], theirs["vllm:spec_decode_num_draft_tokens"], 0, 0
     )  # fmt: skip
-
-
-# ---- the report for vLLM ---------------------------------------------------------------------------------
-
-
-def test_the_reproduction_is_short_and_finds_our_drafts(build):
-    code = (ROOT / "UPSTREAM.md").read_text().split("```python\n")[1].split("```")[0]
-    assert len(code.splitlines()) < 60
-    theirs: dict = {"__name__": "padded"}
-    exec(code, theirs)
-    batch, drafts = PersistentBatch(3), []
-    pairs = [  # the short one leaves the end of the context to vLLM, which does not ask a drafter there
-        (theirs["Plain"](config(7)), build(drafters.PaddedNgram, 7, 128, prompt_lookup_max=5, fill="none")),
-        (theirs["Padded"](config(7)), build(drafters.PaddedNgram, 7, 128, prompt_lookup_max=5)),
-    ]
-    for _ in range(30):
-        sampled = batch.step(drafts)
-        for short, ours in pairs:
-            drafts = ours.propose(sampled, batch.lengths, batch.tokens)
-            assert short.propose(sampled, batch.lengths, batch.tokens, slot_mappings=None) == drafts
