@@ -352,6 +352,8 @@ def notebook_cells(p: Profile, notebook: str) -> list[Cell]:
                 + wide(p)
             )
             return list({c.cell_id: c for c in made}.values())  # a control is wide at the profile's batch size, too
+        case "08" if p.answers != "model":
+            return []  # the study's own mixes, which no parrot says
         case "08":
             # mixes of fresh prompts and of prompts that the single workloads have used, suffix memory off and on
             fresh, again = (p.model_copy(update={"reuse_prompts": reuse}) for reuse in (False, True))

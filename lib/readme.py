@@ -44,10 +44,14 @@ def answer() -> str:
             cells = {row.concurrency: _verdict(row) for _, row in group.iterrows()}
             rows.append([figures.label_of(setting), text, *(cells.get(c, "") for c in flight)])
     good = runs[runs.status == "ok"]
+    spread = results.variability(runs).groupby("concurrency").aa.max()
+    floors = ", ".join(f"{100 * aa:.0f} % at {c}" for c, aa in spread.items())
+    distinct = good.drop_duplicates(results.QUESTION).num_prompts.sum()
     told = (
         f"*{good.model.iloc[0]} (parrot, bf16), one {good.gpu.iloc[0]}, vLLM {good.resolved_vllm_version.iloc[0]}; throughput "
-        f"as a multiple of no speculation, 95 % intervals over requests; {len(good)} runs of {good.num_prompts.sum():,} "
-        f"requests, every answer verbatim: {'yes' if good.verbatim.all() else 'no'}.*"
+        f"as a multiple of no speculation, 95 % intervals over requests; {len(good)} runs "
+        f"on {distinct:,} requests, every answer verbatim: {'yes' if good.verbatim.all() else 'no'}. Runs of equal engines "
+        f"differ by up to {floors}.*"
     )
     return told + "\n\n" + _lines(["setting", "text", *(f"{c} in flight" for c in flight)], rows)
 

@@ -46,9 +46,10 @@ def compare(
     """Throughput of setting `test` over setting `base` on the same requests, one row a group of `by`.
 
     ratio: output tokens a second, the base's as the mean of its repeats. low, high: 95 % interval over requests (their
-    time per output token, as `stats.bootstrap` resamples it), NaN without `requests`. aa: how far identical runs of the
-    group's sessions and concurrencies differ at most (0.01: 1 %), NaN where none was repeated. Raises ValueError for an
-    unknown setting or a run counted twice.
+    time per output token, as `stats.bootstrap` resamples it; what engines differ by is not in them), NaN without `requests`.
+    n_requests: different ones. aa: how far repeated runs, of any setting, of the group's sessions and concurrencies differ
+    at most (0.01: 1 %); of the sessions where no run of that concurrency was repeated, NaN without any. Raises ValueError
+    for an unknown setting or a run counted twice.
     """
     good = _good(runs)
     for name in (test, base):
@@ -64,9 +65,11 @@ def compare(
             continue
         ratio = _pooled([run for run, _ in pairs]) / _pooled([held.mean(numeric_only=True) for _, held in pairs])
         low, high = _interval(pairs, requests, ratio)
-        near = floors[floors.session.isin(group.session) & floors.concurrency.isin(group.concurrency)]
+        near = floors[floors.session.isin(group.session)]
+        near = near if (own := near[near.concurrency.isin(group.concurrency)]).empty else own
         across = any(run.session not in set(held.session) for run, held in pairs)
-        values = (ratio, low, high, len(pairs), sum(run.num_prompts for run, _ in pairs), near.aa.max(), across)
+        number = group.drop_duplicates(QUESTION).num_prompts.sum()
+        values = (ratio, low, high, len(pairs), number, near.aa.max(), across)
         rows.append(dict(zip(by, key, strict=True)) | dict(zip(COLUMNS, values, strict=True)))
     return pd.DataFrame(rows, columns=[*by, *COLUMNS])
 
@@ -86,10 +89,15 @@ def _pooled(runs: list[pd.Series]) -> float:
 def _interval(pairs: list, requests: pd.DataFrame | None, ratio: float) -> tuple[float, float]:
     if requests is None:
         return np.nan, np.nan
-    groups = []
+    ids: dict[tuple, tuple[list, list]] = {}  # repeats answer the same requests: their times are averaged
     for run, held in pairs:
-        tests = _tpot(requests, [run.cell_id])
-        groups.append(pd.concat([_tpot(requests, held.cell_id), tests], axis=1).dropna().to_numpy())
+        tests, bases = ids.setdefault(tuple(run[QUESTION]), ([], []))
+        tests.append(run.cell_id)
+        bases += list(held.cell_id)
+    groups = [
+        pd.concat([_tpot(requests, bases), _tpot(requests, tests)], axis=1).dropna().to_numpy()
+        for tests, bases in ids.values()
+    ]
     drawn = stats.bootstrap(groups, lambda sums: sums[..., 0] / sums[..., 1])
     return ratio * drawn.low / drawn.value, ratio * drawn.high / drawn.value
 

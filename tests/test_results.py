@@ -76,6 +76,21 @@ def test_equal_requests_have_an_interval_of_no_width():
     assert (row.low, row.high) == pytest.approx((2.0, 2.0))
 
 
+def test_repeats_on_the_same_requests_do_not_narrow_the_interval():
+    rows = [("vanilla", 0), ("ngram", 0), ("ngram", 1)]
+    held = runs(*({"setting": name, "repeat": repeat, "wall_s": 5.0} for name, repeat in rows))
+    requests = pd.DataFrame(
+        [
+            {"cell_id": f"c{c}", "request": i, "first_token_s": 0.0, "last_token_s": 1.0 + i, "num_output_tokens": 11}
+            for c in range(3) for i in range(8)
+        ]
+    )  # fmt: skip
+    both = results.compare(held, "ngram", requests=requests)
+    once = results.compare(held[held.repeat == 0], "ngram", requests=requests)
+    assert both[["low", "high", "n_requests"]].equals(once[["low", "high", "n_requests"]])
+    assert both.n_runs.tolist() == [2]
+
+
 def test_the_committed_runs_load_and_compare():
     held = results.load("h200-8b")
     found = results.compare(held, "ngram", requests=results.requests("h200-8b"))
