@@ -77,7 +77,9 @@ def _prepare(model: Model, module: str, *arguments: str) -> None:
         capture_output=True, text=True, cwd=Path(__file__).resolve().parent.parent, check=False,
     )  # fmt: skip
     if run.returncode:
-        raise ModelError(f"model {model.name} could not be prepared: {run.stderr.strip().splitlines()[-1]}")
+        raise ModelError(
+            f"model {model.name} could not be prepared: {(run.stderr.strip().splitlines() or [f'exit code {run.returncode}'])[-1]}"
+        )
 
 
 def checksum(path: str) -> str | None:

@@ -8,6 +8,7 @@ profile's file is refused. An unknown key is an error that names the nearest kno
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib.util
 import os
 import re
@@ -165,14 +166,24 @@ class Profile(Frozen):
                 f"answers must be recorded or published with model.source parrot and model with any other, "
                 f"got {self.answers} with {self.model.source}"
             )
-        if "jsonl" in self.workloads and not self.own_log:
-            raise ValueError("own_log must name a JSONL file for workload jsonl, got nothing")
+        if "jsonl" in (*self.workloads, *self.sweep_workloads) and not (
+            self.own_log and (ROOT / self.own_log).is_file()
+        ):
+            raise ValueError(f"own_log must name a JSONL file for workload jsonl, got {self.own_log!r}")
+        numbers = self.num_prompts.values() if isinstance(self.num_prompts, dict) else [self.num_prompts]
+        if min(numbers, default=0) < 1:
+            raise ValueError(f"num_prompts must be whole numbers from 1, got {self.num_prompts}")
         return self
 
     @model_validator(mode="after")
     def _known_models(self) -> Profile:
         if self.model.source == "parrot":
-            vocabulary = parrot.vocabulary(parrot.config_of(self.model))
+            config = parrot.config_of(self.model)
+            vocabulary, positions = parrot.vocabulary(config), config["max_position_embeddings"]
+            if self.engine.max_model_len > positions:
+                raise ValueError(
+                    f"engine.max_model_len must be at most the model's {positions}, got {self.engine.max_model_len}"
+                )
             need = self.input_tokens + vocabulary.cipher_tokens([0] * self.output_tokens)
             if need > min(vocabulary.longest, self.engine.max_model_len - self.output_tokens):
                 raise ValueError(
@@ -306,8 +317,14 @@ def _sentence(error: ValidationError, where: str) -> str:
 
 def validate(values: Mapping[str, Any], where: str) -> Profile:
     """A `Profile` from plain values; raises ParamsError with one sentence."""
+    plain = _plain(values)
+    model = plain.get("model")
+    if isinstance(model, dict) and model.get("source") == "parrot" and str(model.get("name")).endswith(".json"):
+        path = ROOT / str(model["name"])  # a config's content is part of what is asked for, not its name alone
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else None
+        plain["model"] = model | {"name": str(path), "revision": digest}
     try:
-        return Profile.model_validate(_plain(values))
+        return Profile.model_validate(plain)
     except ValidationError as error:
         raise ParamsError(_sentence(error, where)) from None
 

@@ -21,6 +21,7 @@ import json
 import math
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,14 +72,16 @@ class Vocabulary(NamedTuple):
 
 def config_of(model: Model) -> dict:
     """The checkpoint's config.json, from a shape's name or a path to a config.json. Raises ParrotError."""
-    path = Path(model.name).expanduser()
+    path = Path(model.name)
     if model.name in shapes.SHAPES:
         source = dict(shapes.SHAPES[model.name])
     elif path.suffix == ".json" and path.is_file():
         try:
             source = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
-            raise ParrotError(f"model.name is {model.name!r}, which must hold a JSON object") from None
+            source = None
+        if not isinstance(source, dict):
+            raise ParrotError(f"model.name is {model.name!r}, which must hold a JSON object")
     else:
         raise ParrotError(
             f"model.name must be a path to a config.json or one of {', '.join(shapes.SHAPES)} with source 'parrot', "
@@ -104,17 +107,25 @@ def _as_parrot(source: dict, model: Model) -> dict:
     if family == "opt":
         source = {**source, "intermediate_size": source.get("ffn_dim")}
     needed = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-    for key in needed:
-        if not isinstance(source.get(key), int) or source[key] < 1:
-            raise ParrotError(f"{key} must be a whole number from 1 in {model.name!r}, got {source.get(key)!r}")
+    for key in (*needed, "num_key_value_heads", "head_dim", "max_position_embeddings"):
+        given = source.get(key)
+        if (given is None and key in needed) or (given is not None and not (type(given) is int and 0 < given < 2**24)):
+            raise ParrotError(f"{key} must be a whole number from 1 in {model.name!r}, got {given!r}")
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(source.get(key) or {}, dict):
+            raise ParrotError(f"{key} must be a mapping in {model.name!r}, got {source[key]!r}")
+    theta = source.get("rope_theta") or (source.get("rope_parameters") or {}).get("rope_theta") or 10000.0
+    eps = source.get("rms_norm_eps") or source.get("norm_epsilon") or 1e-5
+    for key, number, most in (("rope_theta", theta, 1e12), ("rms_norm_eps", eps, 0.1)):
+        if not isinstance(number, int | float) or not 0 < number < most:
+            raise ParrotError(f"{key} must be a number above 0 and below {most:g} in {model.name!r}, got {number!r}")
     heads = source["num_attention_heads"]
     config = {
         **{key: source[key] for key in needed},
         "num_key_value_heads": source.get("num_key_value_heads") or heads,
         "head_dim": source.get("head_dim") or source["hidden_size"] // heads,
-        "rope_theta": source.get("rope_theta") or (source.get("rope_parameters") or {}).get("rope_theta") or 10000.0,
-        "max_position_embeddings": source.get("max_position_embeddings", 8192),
-        "rms_norm_eps": source.get("rms_norm_eps") or source.get("norm_epsilon") or 1e-5,
+        "rope_theta": theta, "rms_norm_eps": eps,
+        "max_position_embeddings": source.get("max_position_embeddings") or 8192,
         "torch_dtype": "bfloat16", "hidden_act": "silu", "tie_word_embeddings": False,
         "sliding_window": None, "use_sliding_window": False, "attention_bias": False, "mlp_bias": False,
         "bos_token_id": END, "eos_token_id": END,
@@ -126,6 +137,15 @@ def _as_parrot(source: dict, model: Model) -> dict:
     if kind not in ("default", "llama3"):
         raise ParrotError(f"rope_scaling must be of type default or llama3 with source 'parrot', got {kind!r}")
     if kind == "llama3":
+        factors = [
+            scaling.get(k)
+            for k in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        ]
+        if not all(isinstance(f, int | float) and f > 0 for f in factors) or factors[1] >= factors[2]:
+            raise ParrotError(
+                f"rope_scaling must hold factor, low_freq_factor below high_freq_factor and "
+                f"original_max_position_embeddings, got {scaling!r}"
+            )
         config["rope_scaling"] = scaling
     named = {"mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3"}.get(family, "Llama")
     config |= {"model_type": family if family in FAMILIES else "llama", "architectures": [f"{named}ForCausalLM"]}
@@ -210,9 +230,11 @@ def write(folder: Path, config: dict, device: str | None = None) -> None:
     from safetensors.torch import save_file
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    whole, folder = folder, folder.with_name(folder.name + ".part")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    whole, folder = (
+        folder,
+        Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent)),
+    )  # another may write it, too
     index, size = {}, 0
     for part, tensors in _parts(config, device):
         name = f"model-{part}.safetensors"
@@ -228,6 +250,9 @@ def write(folder: Path, config: dict, device: str | None = None) -> None:
         (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     done = {"sha256": checksum(config), "num_parameters": shapes.num_parameters(config), "source": "parrot"}
     (folder / "checksum.json").write_text(json.dumps(done))
+    if (whole / "checksum.json").exists():
+        shutil.rmtree(folder)
+        return
     shutil.rmtree(whole, ignore_errors=True)
     folder.rename(whole)
 

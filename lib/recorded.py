@@ -10,12 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from lib import parrot
-from lib.cells import RECORDED, Cell, Workload
+from lib import models, parrot
+from lib.cells import RECORDED, Cell, Model, Workload
 from lib.params import PARAMS
 from lib.workloads import WorkloadError
 
@@ -54,11 +54,17 @@ def _recorded(name: str) -> list[tuple[list[int], list[int]]]:
     return list(zip(table["prompt"].to_pylist(), table["answer"].to_pylist(), strict=True))
 
 
-def _logged(workload: Workload, tokenizer: Any) -> list[tuple[list[int], list[int]]]:
+def _logged(workload: Workload) -> list[tuple[list[int], list[int]]]:
+    """A reader's log; its text is tokenised as the recorded answers are, its ids may be of any vocabulary."""
     from lib import requestlog
 
+    path, tokenizer = requestlog.locate(workload.path), None
+    if requestlog.holds_text(path):
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(models.locate(Model()))
     try:
-        log = requestlog.read(requestlog.locate(workload.path), tokenizer)
+        log = requestlog.read(path, tokenizer, vocab_size=1 << 31)
     except requestlog.LogError as error:
         raise WorkloadError(str(error)) from None
     # the log's own end token is the parrot's, which it says by itself
@@ -87,11 +93,11 @@ def _drawn(
 
 
 def build(
-    workload: Workload, vocabulary: parrot.Vocabulary, output_tokens: int, tokenizer: Any = None, reverse: bool = False
+    workload: Workload, vocabulary: parrot.Vocabulary, output_tokens: int, reverse: bool = False
 ) -> list[Request]:
     """The requests of a workload for a parrot; same workload and vocabulary, same ids, on every machine.
 
-    A prompt keeps its last `input_tokens` tokens, an answer its first `output_tokens`. `tokenizer`: for a log of text.
+    A prompt keeps its last `input_tokens` tokens, an answer its first `output_tokens`.
     reverse: prompts and answers backwards, to warm up with (as much to draft, nothing that an answer holds).
     Raises WorkloadError, parrot.ParrotError.
     """
@@ -103,7 +109,7 @@ def build(
             prompt_tokens=workload.input_tokens, output_tokens=output_tokens,
         )  # fmt: skip
     elif workload.name == "jsonl":
-        pairs = _drawn(workload, _logged(workload, tokenizer), vocabulary.plain)
+        pairs = _drawn(workload, _logged(workload), vocabulary.plain)
     elif workload.name in RECORDED:
         pairs = _drawn(workload, _recorded(workload.name), vocabulary.plain)
     else:

@@ -22,21 +22,22 @@ from lib.table import frame, load, requests, steps
 __all__ = ["compare", "frame", "load", "requests", "requests_of", "step_times", "steps", "variability"]
 
 # What makes two runs answer the same requests.
-QUESTION = ["workload", "seed", "concurrency", "num_prompts", "input_tokens", "output_tokens"]
+QUESTION = ["model", "dtype", "workload", "form", "seed", "concurrency", "num_prompts", "input_tokens", "output_tokens"]
 COLUMNS = ["ratio", "low", "high", "n_runs", "n_requests", "aa", "across_sessions"]
 
 
 def _good(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs that ended well; ValueError if one is there twice."""
+    """Runs that ended well; ValueError if one is there twice, or none. A run that names no session is of one of its own."""
+    if runs.empty:
+        raise ValueError("runs must hold at least one run, got none (publish the profile first)")
     twice = runs.loc[runs.duplicated("cell_id"), "cell_id"]
     if len(twice):
         raise ValueError(
             f"runs must hold each run once, got {twice.iloc[0]} {(runs.cell_id == twice.iloc[0]).sum()} times"
         )
     good = runs[runs.status == "ok"]
-    return good.assign(
-        tok_s=good.num_output_tokens / good.wall_s, session=good.session.fillna(good.machine).fillna("?")
-    )
+    session = good["session"] if "session" in good else pd.Series(None, good.index, dtype=object)
+    return good.assign(tok_s=good.num_output_tokens / good.wall_s, session=session.fillna("unknown " + good.cell_id))
 
 
 def compare(
@@ -51,14 +52,14 @@ def compare(
     at most (0.01: 1 %); of the sessions where no run of that concurrency was repeated, NaN without any. Raises ValueError
     for an unknown setting or a run counted twice.
     """
-    good = _good(runs)
+    good, by = _good(runs), [by] if isinstance(by, str) else list(by)
     for name in (test, base):
         if name not in set(good.setting):
             raise ValueError(f"setting must be one of {', '.join(sorted(set(good.setting)))}, got {name!r}")
     floors = variability(runs)
     bases = dict(tuple(good[good.setting == base].groupby(QUESTION)))
     rows = []
-    for key, group in good[good.setting == test].groupby(list(by)):
+    for key, group in good[good.setting == test].groupby(by):
         pairs = [(run, _bases(run, bases)) for _, run in group.iterrows()]
         pairs = [(run, held) for run, held in pairs if len(held)]
         if not pairs:
@@ -98,6 +99,8 @@ def _interval(pairs: list, requests: pd.DataFrame | None, ratio: float) -> tuple
         pd.concat([_tpot(requests, bases), _tpot(requests, tests)], axis=1).dropna().to_numpy()
         for tests, bases in ids.values()
     ]
+    if not any(map(len, groups)):
+        return np.nan, np.nan
     drawn = stats.bootstrap(groups, lambda sums: sums[..., 0] / sums[..., 1])
     return ratio * drawn.low / drawn.value, ratio * drawn.high / drawn.value
 

@@ -202,12 +202,7 @@ class Runner:
     def said(self, cell: Cell, **changes: Any) -> list[recorded.Request]:
         """The requests of a cell whose answers are given: a parrot says them."""
         config = json.loads((Path(self.plan["model_path"]) / "config.json").read_text())
-        tokenizer = None
-        if cell.workload.name == "jsonl":  # its text is tokenised as the recorded answers are
-            from transformers import AutoTokenizer
-
-            tokenizer = AutoTokenizer.from_pretrained(models.locate(models.Model()))
-        return recorded.build(cell.workload, parrot.vocabulary(config), cell.output_tokens, tokenizer, **changes)
+        return recorded.build(cell.workload, parrot.vocabulary(config), cell.output_tokens, **changes)
 
     def cache_ciphers(self, cell: Cell, requests: list[recorded.Request]) -> None:
         """Let the engine read every cipher once, so that its blocks are cached and only the plain prompt is read in the run.

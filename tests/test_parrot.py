@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import parrots
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib import models, params, parrot, recorded, shapes, table
+from lib import ladder, models, params, parrot, recorded, shapes, sweep, table
 from lib.cells import RECORDED, Model, Workload
 from lib.records import data_folder
 
@@ -56,6 +58,11 @@ def test_every_shape_can_be_a_parrot(name):
         ({"hidden": 128}, ["hidden_size must be at least", "128"]),
         ({"rope_scaling": {"rope_type": "yarn"}}, ["rope_scaling must be of type default or llama3", "yarn"]),
         ({"vocab_size": 3}, ["vocab_size must be at least", "3"]),
+        ({"vocab_size": 10**12}, ["vocab_size must be a whole number", "1000000000000"]),
+        ({"head_dim": "128"}, ["head_dim must be a whole number", "'128'"]),
+        ({"rope_theta": float("inf")}, ["rope_theta must be a number above 0", "inf"]),
+        ({"rope_scaling": "linear"}, ["rope_scaling must be a mapping", "'linear'"]),
+        ({"rope_scaling": {"rope_type": "llama3"}}, ["rope_scaling must hold factor", "llama3"]),
     ],
 )
 def test_a_config_that_cannot_be_a_parrot_is_refused_in_one_sentence(changes, words, tmp_path):
@@ -77,7 +84,10 @@ def test_a_config_that_cannot_be_a_parrot_is_refused_in_one_sentence(changes, wo
         ({"engine": {"max_model_len": 210}}, ["engine.max_model_len must", "210"]),
         ({"answers": "published"}, ["edit", "sonnet"]),
         ({"answers": "model", "workloads": ["code"], "sweep_workloads": ["code"]}, ["answers must be", "parrot"]),
-        ({"workloads": ["jsonl"]}, ["own_log must name"]),
+        ({"workloads": ["jsonl"]}, ["own_log must name", "None"]),
+        ({"sweep_workloads": ["jsonl"], "own_log": "figures"}, ["own_log must name", "'figures'"]),
+        ({"num_prompts": 0}, ["num_prompts must be whole numbers from 1", "0"]),
+        ({"engine": {"max_model_len": 100000}}, ["engine.max_model_len must be at most the model's 8192", "100000"]),
     ],
 )
 def test_an_impossible_profile_is_refused_before_an_engine_starts(changes, words):
@@ -135,6 +145,49 @@ def test_a_log_of_ids_is_a_workload(tmp_path):
     for request in made:
         first, second = request.prompt_token_ids[request.num_cipher_tokens :]
         assert request.output_token_ids == [second, request.output_token_ids[1], first, parrot.END]
+
+
+def test_a_log_of_text_needs_no_tokenizer_of_the_caller(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps({"prompt": "Name a colour.", "completion": "red, red, red"}) + "\n")
+    workload = Workload(name="jsonl", answers="recorded", num_prompts=1, input_tokens=64, path=str(path))
+    (request,) = recorded.build(workload, TINY, 64)
+    said = request.output_token_ids
+    assert said.count(parrot.END) == 1 and len(set(said)) < len(said)
+
+
+def test_a_changed_config_is_another_run(tmp_path):
+    def asked(**changes):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(parrots.config(**changes)))
+        model = {"source": "parrot", "name": str(path)}
+        texts = {"answers": "recorded", "workloads": ["edit"], "sweep_workloads": ["edit"]}
+        return ladder.cells(params.load("cpu", {"model": model, **texts}), ["vanilla"])[0].cell_id
+
+    assert asked() == asked() != asked(hidden=1024)
+
+
+@pytest.mark.parametrize("profile", ["cpu", "h200", "h200-8b", "own"])
+def test_every_planned_run_can_be_asked_for(profile):
+    known = (*RECORDED, "random")
+    for cells in sweep.collection(params.load(profile)).values():
+        assert all(c.workload.answers == "model" or c.workload.name in known for c in cells)
+
+
+@pytest.mark.parametrize("content", ["[]", "3", "null", "{", ""])
+def test_a_file_that_is_no_config_is_refused(content, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(content)
+    with pytest.raises(parrot.ParrotError, match="must hold a JSON object"):
+        parrot.config_of(Model(source="parrot", name=str(path)))
+
+
+def test_two_that_prepare_one_parrot_both_get_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECULATION_MODEL_CACHE", str(tmp_path / "cache"))
+    model = Model(source="parrot", name=parrots.write_config(tmp_path))
+    with ThreadPoolExecutor(2) as both:
+        folders = set(both.map(models.locate, [model, model]))
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [Path(folders.pop()).name]
 
 
 def test_more_requests_than_a_workload_holds_are_refused():

@@ -6,7 +6,17 @@ import pytest
 
 from lib import results, table
 
-QUESTION = {"workload": "chat", "seed": 0, "concurrency": 8, "num_prompts": 2, "input_tokens": 10, "output_tokens": 10}
+QUESTION = {
+    "model": "m",
+    "dtype": "bfloat16",
+    "form": "chat",
+    "workload": "chat",
+    "seed": 0,
+    "concurrency": 8,
+    "num_prompts": 2,
+    "input_tokens": 10,
+    "output_tokens": 10,
+}
 
 
 def runs(*rows: dict) -> pd.DataFrame:
@@ -50,6 +60,24 @@ def test_failed_runs_do_not_count():
         {"setting": "ngram", "wall_s": 1.0, "status": "invalid", "repeat": 1},
     )  # fmt: skip
     assert results.compare(held, "ngram").ratio.tolist() == [2.0]
+
+
+def test_a_run_of_no_known_session_is_of_its_own():
+    walls = (("vanilla", 10.0), ("vanilla", 9.0), ("ngram", 5.0))
+    held = runs(*({"setting": name, "wall_s": wall} for name, wall in walls))
+    for unknown in (held.assign(session=None), held.drop(columns="session")):
+        (row,) = results.compare(unknown, "ngram", by="workload").itertuples()
+        assert row.across_sessions and np.isnan(row.aa)
+
+
+def test_no_run_is_refused_in_a_sentence():
+    with pytest.raises(ValueError, match="runs must hold at least one run, got none"):
+        results.compare(results.frame([]), "ngram")
+
+
+@pytest.mark.parametrize("profile", ["cpu", "h200", "h200-8b"])
+def test_every_profile_compares(profile):
+    assert len(results.compare(results.load(profile), "ngram"))
 
 
 def test_a_run_counted_twice_is_refused():
