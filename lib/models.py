@@ -77,9 +77,8 @@ def _prepare(model: Model, module: str, *arguments: str) -> None:
         capture_output=True, text=True, cwd=Path(__file__).resolve().parent.parent, check=False,
     )  # fmt: skip
     if run.returncode:
-        raise ModelError(
-            f"model {model.name} could not be prepared: {(run.stderr.strip().splitlines() or [f'exit code {run.returncode}'])[-1]}"
-        )
+        why = (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1]
+        raise ModelError(f"model {model.name} could not be prepared: {why}")
 
 
 def checksum(path: str) -> str | None:
