@@ -54,7 +54,7 @@ bench: env ## time the library itself: replay, drafters, the store under random 
 	@for bench in tests/bench/bench_*.py; do echo "$$bench"; $(PY) "$$bench"; done
 
 lab: env ## open the notebooks in JupyterLab (this machine only, with a token)
-	@$(PY) -m jupyterlab --ip=127.0.0.1 --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks $(ROOT_OK) $(LABFLAGS)
+	@$(PY) -m jupyterlab --ip=127.0.0.1 --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start.ipynb $(ROOT_OK) $(LABFLAGS)
 
 html: env ## every notebook as a page, with an index, in runs/html
 	@mkdir -p runs/html

@@ -2,10 +2,12 @@
 
 Measure side:  params -> cells, ladder -> corpus, models, workloads -> engines (starts `worker`, the only importer of
                vLLM; `reproduce` lets `nursery` import it once and fork the CPU profile's workers)
-Replay side:   table (the committed records) -> records -> metrics -> stats -> figures; neither vLLM nor a GPU is needed
+Instrument:    parrot (checkpoints that say a given text) <- recorded (the texts), streams (made-up ones with the
+               published counters)
+Replay side:   table (the committed records) -> results (for pandas; the place that forms ratios) -> figures, and
+               records -> metrics -> stats -> figures; neither vLLM nor a GPU is needed
 On top:        steptime (the law), busy (the GPU's busy share, split), replay (drafters over recorded streams),
-               streams (made-up tokens with the published counters), recommend (law + replay -> a setting),
-               sweep (many engine cells, many GPUs),
+               recommend (law + replay -> a setting), sweep (many engine cells, many GPUs),
                published (the article's data), claims (its ledger; `rules` and `reanalysis` decide the verdicts)
 Leaves:        shapes (architectures without weights), drafters (loaded inside the engine by vLLM's `custom_class`),
                monitor (NVML, psutil)
