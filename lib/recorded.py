@@ -73,6 +73,10 @@ def _logged(workload: Workload) -> list[tuple[list[int], list[int]]]:
     return [(prompt, answer[:-1] if answer[-1] == end else answer) for prompt, answer in pairs]
 
 
+def _ids(pairs: list[tuple[list[int], list[int]]]) -> np.ndarray:
+    return np.unique(np.concatenate([part for pair in pairs for part in pair]))
+
+
 def _drawn(
     workload: Workload, pairs: list[tuple[list[int], list[int]]], num_ids: int
 ) -> list[tuple[list[int], list[int]]]:
@@ -81,14 +85,18 @@ def _drawn(
         raise WorkloadError(
             f"num_prompts must be at most {len(pairs)}, what workload {workload.name!r} holds, got {workload.num_prompts}"
         )
-    known = np.unique(np.concatenate([part for pair in pairs for part in pair]))
+    rng = random.Random(f"{workload.seed}/{workload.name}")
+    known, chosen = _ids(pairs), None
+    if len(known) >= num_ids:  # a small vocabulary: only what is drawn must fit
+        chosen = rng.sample(pairs, workload.num_prompts)
+        known = _ids(chosen)
     if len(known) >= num_ids:
         raise WorkloadError(
-            f"vocab_size must leave a parrot {len(known) + 1} ids for workload {workload.name!r}, it leaves {num_ids}"
+            f"vocab_size must leave a parrot {len(known) + 1} ids for {workload.num_prompts} requests of workload "
+            f"{workload.name!r}, it leaves {num_ids}"
         )
-    rng = random.Random(f"{workload.seed}/{workload.name}")
     labels = np.asarray(rng.sample(range(1, num_ids), len(known)))
-    chosen = rng.sample(pairs, workload.num_prompts)
+    chosen = chosen or rng.sample(pairs, workload.num_prompts)
     return [tuple(labels[np.searchsorted(known, part)].tolist() for part in pair) for pair in chosen]
 
 

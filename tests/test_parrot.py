@@ -197,9 +197,11 @@ def test_more_requests_than_a_workload_holds_are_refused():
 
 
 def test_a_vocabulary_that_is_too_small_is_refused():
-    workload = Workload(name="chat", answers="recorded", num_prompts=8, input_tokens=64)
-    with pytest.raises(ValueError, match="vocab_size must leave a parrot.*it leaves 1000"):
+    workload = Workload(name="chat", answers="recorded", num_prompts=400, input_tokens=64)
+    with pytest.raises(ValueError, match="vocab_size must leave a parrot.*400 requests.*it leaves 1000"):
         recorded.build(workload, TINY, 64)
+    few = recorded.build(workload.model_copy(update={"num_prompts": 1}), TINY._replace(longest=2000), 64)
+    assert max(few[0].output_token_ids) < TINY.plain
 
 
 def test_divergence_names_request_position_expected_and_got():
