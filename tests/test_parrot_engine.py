@@ -153,14 +153,11 @@ def test_ngram_is_verbatim_at_temperature_1(tmp_path):
 
 
 def test_a_changed_cipher_is_an_invalid_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECULATION_MODEL_CACHE", str(tmp_path / "cache"))  # damaged, and seen by nobody else
     p = profile(tmp_path, "llama-128", workloads=["edit"], batch_sizes=[2], num_prompts=2)
     (cell,) = ladder.cells(p, ["vanilla"])
-    folder = Path(models.locate(p.model))
-    damage(folder)
-    try:
-        record = engines.run([cell], p, progress=False, folder=tmp_path / "run").get(cell)
-    finally:
-        (folder / "checksum.json").unlink()
+    damage(Path(models.locate(p.model)))
+    record = engines.run([cell], p, progress=False, folder=tmp_path / "run").get(cell)
     assert (record.status, record.verbatim) == ("invalid", False)
     assert "request 0 must say" in record.reason and "at position" in record.reason
 
