@@ -23,6 +23,7 @@ PUBLISHED_PARAMETERS_B: dict[str, float] = {
     "Qwen2.5-7B": 7.61,
     "Llama-3.1-8B": 8.03,
     "Phi-3-medium-14B": 13.96,
+    "Qwen2.5-14B": 14.8,
     "Qwen3-14B": 14.8,
     "Qwen2.5-32B": 32.5,
     "Qwen3-32B": 32.8,
