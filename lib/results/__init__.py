@@ -1,7 +1,7 @@
 """Results as tables for pandas, and the one place that forms ratios of them.
 
     from lib import results
-    runs = results.load("h200-8b")                       # one row a run
+    runs = results.load("h200")                          # one row a run
     results.compare(runs, "ngram", by=["workload", "concurrency"])
 
 `requests` and `steps` give the rows of single requests and engine steps. Ratios are formed within a measuring session
@@ -10,19 +10,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
-from lib import stats
-from lib.records import Reader, Record, Request
-from lib.table import frame, load, requests, steps
+from lib.results import settings, stats, table
+from lib.results.table import Tables
 
-__all__ = ["compare", "frame", "load", "requests", "requests_of", "step_times", "steps", "variability"]
+__all__ = ["Tables", "color", "compare", "label", "load", "read", "requests", "step_times", "steps", "variability"]
 
 # What makes two runs answer the same requests.
-QUESTION = ["model", "dtype", "workload", "form", "seed", "concurrency", "num_prompts", "input_tokens", "output_tokens"]
+QUESTION = ["model", "quantization", "dtype", "answers", "workload", "form", "seed", "concurrency", "num_prompts", "input_tokens", "output_tokens",
+            "temperature"]  # fmt: skip
 COLUMNS = ["ratio", "low", "high", "n_runs", "n_requests", "aa", "across_sessions"]
 
 
@@ -30,14 +30,14 @@ def _good(runs: pd.DataFrame) -> pd.DataFrame:
     """Runs that ended well; ValueError if one is there twice, or none. A run that names no session is of one of its own."""
     if runs.empty:
         raise ValueError("runs must hold at least one run, got none (publish the profile first)")
-    twice = runs.loc[runs.duplicated("cell_id"), "cell_id"]
+    twice = runs.loc[runs.duplicated("run_id"), "run_id"]
     if len(twice):
         raise ValueError(
-            f"runs must hold each run once, got {twice.iloc[0]} {(runs.cell_id == twice.iloc[0]).sum()} times"
+            f"runs must hold each run once, got {twice.iloc[0]} {(runs.run_id == twice.iloc[0]).sum()} times"
         )
     good = runs[runs.status == "ok"]
     session = good["session"] if "session" in good else pd.Series(None, good.index, dtype=object)
-    return good.assign(tok_s=good.num_output_tokens / good.wall_s, session=session.fillna("unknown " + good.cell_id))
+    return good.assign(session=session.fillna("unknown " + good.run_id)).fillna({"quantization": "", "dtype": ""})
 
 
 def compare(
@@ -93,8 +93,8 @@ def _interval(pairs: list, requests: pd.DataFrame | None, ratio: float) -> tuple
     ids: dict[tuple, tuple[list, list]] = {}  # repeats answer the same requests: their times are averaged
     for run, held in pairs:
         tests, bases = ids.setdefault(tuple(run[QUESTION]), ([], []))
-        tests.append(run.cell_id)
-        bases += list(held.cell_id)
+        tests.append(run.run_id)
+        bases += list(held.run_id)
     groups = [
         pd.concat([_tpot(requests, bases), _tpot(requests, tests)], axis=1).dropna().to_numpy()
         for tests, bases in ids.values()
@@ -105,9 +105,9 @@ def _interval(pairs: list, requests: pd.DataFrame | None, ratio: float) -> tuple
     return ratio * drawn.low / drawn.value, ratio * drawn.high / drawn.value
 
 
-def _tpot(requests: pd.DataFrame, cell_ids: Sequence[str]) -> pd.Series:
+def _tpot(requests: pd.DataFrame, run_ids: Sequence[str]) -> pd.Series:
     """Seconds per output token of each request, the mean over runs; NaN for one token."""
-    own = requests[requests.cell_id.isin(list(cell_ids))]
+    own = requests[requests.run_id.isin(list(run_ids))]
     spans = (own.last_token_s - own.first_token_s) / (own.num_output_tokens - 1).where(own.num_output_tokens > 1)
     return spans.groupby(own.request).mean()
 
@@ -122,21 +122,49 @@ def variability(runs: pd.DataFrame) -> pd.DataFrame:
     return spread[spread.n_runs > 1].reset_index()
 
 
-def requests_of(records: Iterable[Record]) -> pd.DataFrame:
-    """As `requests`, of records at hand."""
-    names = ["cell_id", "request", *Request.model_fields]
-    rows = [(r.cell_id, i, *(getattr(q, n) for n in names[2:])) for r in records for i, q in enumerate(r.requests)]
-    return pd.DataFrame(rows, columns=names)
-
-
-def step_times(store: Reader, records: Iterable[Record]) -> pd.DataFrame:
+def step_times(steps: pd.DataFrame) -> pd.DataFrame:
     """One row a run: `decode_ms`, mean time of the steps that decode only; `mixed_ms`, of those that read a prompt, too;
     `num_mixed_steps` and `mixed_share` of the run's time."""
-    rows = []
-    for r in records:
-        steps = store.trace(r).steps
-        ms, mixed = 1000 * np.diff(steps["t_s"], prepend=0.0), np.asarray(steps["prefills"]) != 0
-        row = {"decode_ms": ms[~mixed].mean(), "mixed_ms": ms[mixed].mean() if mixed.any() else np.nan}
-        row |= {"num_mixed_steps": mixed.sum(), "mixed_share": ms[mixed].sum() / ms.sum()}
-        rows.append({"cell_id": r.cell_id} | row)
-    return pd.DataFrame(rows)
+    ms = 1000 * steps.t_s.groupby(steps.run_id, sort=False).diff().fillna(steps.t_s)
+    mixed = (steps.prefills != 0).rename("mixed")
+    sums = ms.groupby([steps.run_id, mixed]).agg(["sum", "size"]).unstack(fill_value=0).reindex(
+        columns=pd.MultiIndex.from_product([["sum", "size"], [False, True]]), fill_value=0
+    )  # fmt: skip
+    total, number = sums["sum"], sums["size"]
+    return pd.DataFrame({
+        "decode_ms": total[False] / number[False].where(number[False] > 0),
+        "mixed_ms": total[True] / number[True].where(number[True] > 0),
+        "num_mixed_steps": number[True], "mixed_share": total[True] / total.sum(axis=1),
+    }).reset_index()  # fmt: skip
+
+
+def read(profile: str) -> Tables:
+    """The committed runs of a profile, their requests and their steps."""
+    return table.read(profile)
+
+
+def load(profile: str) -> pd.DataFrame:
+    """The committed runs of a profile, one row a run, with derived columns (`metrics.derive`)."""
+    return read(profile).runs
+
+
+def requests(profile: str) -> pd.DataFrame:
+    """The committed runs' requests, one row each; `run_id` leads to `load`."""
+    return read(profile).requests
+
+
+def steps(profile: str) -> pd.DataFrame:
+    """The committed runs' engine steps, one row each; `run_id` leads to `load`."""
+    return read(profile).steps
+
+
+def label(setting: str) -> str:
+    """The display name of a setting; its own name where the menu has none."""
+    held = settings.menu().get(setting)
+    return held.label if held else setting
+
+
+def color(setting: str) -> str:
+    """The colour of a setting in every figure; grey where the menu has none."""
+    held = settings.menu().get(setting)
+    return held.color if held else "#777777"

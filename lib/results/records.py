@@ -1,33 +1,33 @@
-"""Measurement records: raw counters, timings, settings as resolved, provenance. One JSON file an engine cell while a
-run measures; committed ones are tables (`lib.table`).
+"""Measurement records: raw counters, timings, settings as resolved, provenance. One JSON file a run while it is measured;
+committed ones are tables (`table`).
 
 Derived numbers are never stored; `metrics` recomputes them. A record is written whole or not at all. Beside it may lie a
-*trace* (`<stem>.trace.json.gz`): one row an engine step and, where asked for, the token ids, written before the record.
+*trace* (`<stem>.trace.json.gz`): one row an engine step, written before the record.
 """
 
 from __future__ import annotations
 
 import gzip
+import hashlib
+import json
 import os
 import tempfile
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from lib.cells import Cell, Frozen
+from lib.results.run import Frozen, Run
 
-SCHEMA_VERSION = 1
-ROOT = Path(__file__).resolve().parent.parent
+SCHEMA_VERSION = 2
+ROOT = Path(__file__).resolve().parent.parent.parent
 Status = Literal["ok", "oom", "timeout", "crashed", "invalid", "interrupted"]
 
 
 class Counters(Frozen):
-    """Differences of vLLM's counters over the whole run of the cell (never one log interval)."""
+    """Differences of vLLM's counters over the whole run (never one log interval)."""
 
     num_output_tokens: int
     num_prompt_tokens: int
@@ -35,15 +35,13 @@ class Counters(Frozen):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: tuple[int, ...] = ()
-    num_filling_tokens: int = 0  # padded drafters only: tokens drafted to fill up, part of num_draft_tokens
     num_engine_steps: int  # scheduler iterations, prefill included
     num_request_steps: int  # request-steps that produced tokens
-    request_steps_source: Literal["engine", "output_minus_accepted"]
     num_preemptions: int = 0
 
 
 class Request(Frozen):
-    """One request: token counts, seconds since the cell's start, and why it stopped."""
+    """One request: token counts, seconds since the run's start, and why it stopped."""
 
     num_prompt_tokens: int
     num_output_tokens: int
@@ -107,10 +105,10 @@ class Monitor(Frozen):
 
 
 class Record(Frozen):
-    """One engine cell's measurement, or the reason why there is none."""
+    """One run's measurement, or the reason why there is none."""
 
     schema_version: int = SCHEMA_VERSION
-    cell: Cell
+    run: Run
     status: Status
     reason: str = ""
     stderr_tail: tuple[str, ...] = ()
@@ -125,26 +123,26 @@ class Record(Frozen):
     monitor: Monitor | None = None
     provenance: Provenance
     engine_start_s: float | None = None  # from the word to build it; importing vLLM counts where nothing did it ahead
-    order: int = 0  # place of the cell in its engine process: 0 ran first
+    order: int = 0  # place of the run in its engine process: 0 ran first
     has_trace: bool = False
 
     @property
-    def cell_id(self) -> str:
-        return self.cell.cell_id
+    def run_id(self) -> str:
+        """What was asked and the session in which it was measured."""
+        session = self.provenance.session
+        return hashlib.sha256(f"{self.run.plan_id} {session}".encode()).hexdigest()[:12] if session else self.run.plan_id
 
 
 class Trace(Frozen):
-    """One row an engine step (columns of equal length), and token ids where the cell kept them.
+    """One row an engine step: columns of equal length.
 
-    Columns: `t_s` end of the step since the cell's start; `running` requests that got tokens in
+    `t_s` end of the step since the run's start; `running` requests that got tokens in
     the step, `waiting` ones; `prefills` prompts that ended in the step, -1 where one was still on its way;
     `output_tokens`; `drafts`, `draft_tokens`, `accepted_tokens`; `graph_mode` as dispatched (FULL,
     PIECEWISE, NONE, or empty where the engine does not tell); `padded_tokens` the graph's size.
     """
 
     steps: dict[str, list] = Field(default_factory=dict)
-    prompt_token_ids: list[list[int]] | None = None
-    output_token_ids: list[list[int]] | None = None
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -169,47 +167,22 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def rank(record: Record) -> tuple[bool, str]:
-    """Of two records of one cell the one that ranks higher stands: an ok one, then the later one."""
+    """Of two records of one run the one that ranks higher stands: an ok one, then the later one."""
     return record.status == "ok", record.provenance.measured
 
 
-class Reader:
-    """Records of a folder by cell, whatever they are stored in: a run's `Store`, or `table.Published`."""
-
-    _by_id: Mapping[str, Record]
-
-    def __init__(self, folder: Path | str):
-        self.folder = Path(folder)
-
-    def get(self, cell: Cell) -> Record | None:
-        """The record of `cell` under the cell's own display name, or None."""
-        held = self._by_id.get(cell.cell_id)
-        return held.model_copy(update={"cell": cell}) if held else None
-
-    def all(self) -> list[Record]:
-        return list(self._by_id.values())
-
-    def trace(self, record: Record) -> Trace:
-        """The trace of `record`; KeyError if it kept none."""
-        raise NotImplementedError
-
-    def __len__(self) -> int:
-        return len(self._by_id)
-
-
-class Store(Reader):
-    """A run's own folder, one JSON file a record. Reads lazily; damaged files are left out with a warning.
+class Store:
+    """A run's own folder, one JSON file a record, by what was asked. Damaged files are left out with a warning.
 
     Whoever measures into it is its `owner`, and moves a damaged file out of the way; all others change nothing.
     """
 
     def __init__(self, folder: Path | str, *, owner: bool = False):
-        super().__init__(folder)
-        self.owner = owner
+        self.folder, self.owner = Path(folder), owner
 
     def save(self, record: Record, trace: Trace | None = None) -> Path:
-        """Write `record` (and its `trace` first); a later record of the same cell replaces the earlier one."""
-        stem = record.cell.file_stem
+        """Write `record` (and its `trace` first); a later record of the same run replaces the earlier one."""
+        stem = record.run.file_stem
         if trace is not None:
             packed = gzip.compress(trace.model_dump_json(exclude_none=True).encode(), mtime=0)
             write_atomically(self.folder / f"{stem}.trace.json.gz", packed)
@@ -219,53 +192,57 @@ class Store(Reader):
         self.refresh()
         return path
 
+    def get(self, run: Run) -> Record | None:
+        """The record of `run` under the run's own setting name, or None."""
+        held = self._held.get(run.plan_id)
+        return held[1].model_copy(update={"run": run}) if held else None
+
+    def all(self) -> list[Record]:
+        return [record for _, record in self._held.values()]
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def trace(self, record: Record) -> Trace | None:
+        """The trace of `record`, None if it kept none."""
+        held = self._held.get(record.run.plan_id)
+        if held is None or not held[1].has_trace:
+            return None
+        path = held[0].with_name(held[0].stem + ".trace.json.gz")
+        return Trace.model_validate_json(gzip.decompress(path.read_bytes()))
+
     @cached_property
     def _held(self) -> dict[str, tuple[Path, Record]]:
         found: dict[str, tuple[Path, Record]] = {}
         for path in sorted(self.folder.glob("*.json")):
             record = self._read(path)
-            if record is None:
-                continue
-            held = found.get(record.cell_id)
-            if held is None or rank(record) > rank(held[1]):
-                found[record.cell_id] = (path, record)
+            held = found.get(record.run.plan_id) if record else None
+            if record and (held is None or rank(record) > rank(held[1])):
+                found[record.run.plan_id] = (path, record)
         return found
-
-    @cached_property
-    def _by_id(self) -> dict[str, Record]:
-        return {cell_id: record for cell_id, (_, record) in self._held.items()}
 
     def _read(self, path: Path) -> Record | None:
         try:
+            version = json.loads(path.read_bytes()).get("schema_version", 1)
+            if version > SCHEMA_VERSION:
+                return self._left_out(path, f"must be of schema_version {SCHEMA_VERSION} at most, got {version}", False)
             record = Record.model_validate_json(path.read_bytes())
-        except (ValidationError, OSError) as error:
-            aside, done = path.with_suffix(".damaged"), "left out"
-            if self.owner and os.access(path.parent, os.W_OK):
-                path.rename(aside)
-                done = f"set aside as {aside.name}"
-            why = str(error).splitlines()[0]
-            warnings.warn(f"{path.name} must be a whole record and is {done}, got: {why}", stacklevel=3)
-            return None
-        if record.schema_version != SCHEMA_VERSION:
-            raise ValueError(
-                f"{path.name}: schema_version is {record.schema_version}, allowed: {SCHEMA_VERSION} (measure again)"
-            )
-        if path.stem.rsplit(".", 1)[-1] != record.cell_id:
-            warnings.warn(f"{path.name} holds cell {record.cell_id}: it was edited or renamed; not used", stacklevel=3)
-            return None
+        except (ValueError, AttributeError, OSError) as error:
+            return self._left_out(path, f"must be a whole record, got: {str(error).splitlines()[0]}")
+        if path.stem.rsplit(".", 1)[-1] != record.run.plan_id:
+            return self._left_out(path, f"must be named by its run's plan_id, {record.run.plan_id}", False)
         return record
+
+    def _left_out(self, path: Path, why: str, damaged: bool = True) -> None:
+        done = "left out"
+        if damaged and self.owner and os.access(path.parent, os.W_OK):
+            path.rename(path.with_suffix(".damaged"))
+            done = f"set aside as {path.stem}.damaged"
+        warnings.warn(f"{path.name} is {done}: it {why}", stacklevel=3)
 
     def refresh(self) -> None:
         """Forget what was read, e.g. after another process wrote records."""
-        for read in ("_held", "_by_id"):
-            self.__dict__.pop(read, None)
-
-    def trace(self, record: Record) -> Trace:
-        held = self._held.get(record.cell_id)
-        if held is None or not held[1].has_trace:
-            raise KeyError(f"no trace is stored for engine cell {record.cell.file_stem}")
-        path = held[0].with_name(held[0].stem + ".trace.json.gz")
-        return Trace.model_validate_json(gzip.decompress(path.read_bytes()))
+        self.__dict__.pop("_held", None)
 
 
 def data_folder(profile: str) -> Path:
@@ -276,21 +253,3 @@ def data_folder(profile: str) -> Path:
 def runs_folder(profile: str) -> Path:
     """Where a measuring run keeps its records, logs and executed notebooks: runs/<profile> (ignored by git)."""
     return Path(os.environ.get("SPECULATION_RUNS", ROOT / "runs")) / profile
-
-
-def select(store: Reader, cells: Iterable[Cell]) -> list[Record]:
-    """The store's records of `cells`, in order; what is missing or failed is counted in a printed line, not raised."""
-    found, missing = [], Counter()
-    for cell in cells:
-        record = store.get(cell)
-        if record is None:
-            missing[cell.setting] += 1
-        else:
-            found.append(record)
-    if missing:
-        named = ", ".join(f"{setting} {count}" for setting, count in sorted(missing.items()))
-        print(f"no record of {sum(missing.values())} engine cells: {named}")
-    failed = [f"{r.cell.setting} {r.cell.workload.name}: {r.status}, {r.reason}" for r in found if r.status != "ok"]
-    if failed:
-        print(f"{len(failed)} engine cells failed: {'; '.join(failed)}")
-    return found

@@ -1,0 +1,86 @@
+"""The menu of settings: `params/settings.yaml`, and what a profile adds to it. A setting is vLLM's own engine arguments."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator
+
+from lib.results.records import ROOT
+from lib.results.run import Frozen
+
+PATH = ROOT / "params" / "settings.yaml"
+GREY = "#777777"
+
+
+class SettingError(ValueError):
+    """One sentence: the field, what it got and what it must be."""
+
+
+class Setting(Frozen):
+    """One setting as the menu has it, `extends` followed."""
+
+    label: str
+    color: str = GREY
+    env: dict[str, str] = Field(default_factory=dict)
+    suffix_cache: Literal["off", "cold", "warm"] | None = None
+    arguments: dict[str, Any] = Field(default_factory=dict)  # of vllm.LLM, speculative_config included
+
+    @field_validator("suffix_cache", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: Any) -> Any:
+        return "off" if value is False else value
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """` (did you mean …?)`, empty where nothing is near."""
+    close = difflib.get_close_matches(str(word), [str(k) for k in known], n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `change` on top, mappings within them key by key."""
+    both = {k: merged(base[k], v) for k, v in change.items() if isinstance(v, Mapping) and isinstance(base.get(k), Mapping)}
+    return {**base, **change, **both}
+
+
+def resolve(definitions: Mapping[str, Any]) -> dict[str, Setting]:
+    """Settings from their definitions. Raises SettingError for an unknown `extends`, a circle, or a wrong own key."""
+
+    def raw(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
+        own = definitions[name] or {}
+        if not isinstance(own, Mapping):
+            raise SettingError(f"settings.{name} must be a mapping, got {own!r}")
+        if (base := own.get("extends")) is None:
+            return dict(own)
+        if base not in definitions or base in seen:
+            why = "extends itself" if base in seen else f"got {base!r}{nearest(base, definitions)}"
+            raise SettingError(f"settings.{name}.extends must be one of {', '.join(definitions)}, {why}")
+        below = {k: v for k, v in raw(base, (*seen, base)).items() if k != "label"}
+        return merged(below, {k: v for k, v in own.items() if k != "extends"})
+
+    made = {}
+    for name in definitions:
+        held = {"label": name} | raw(name, (name,))
+        own = {k: v for k, v in held.items() if k in Setting.model_fields and k != "arguments"}
+        try:
+            made[name] = Setting(**own, arguments={k: v for k, v in held.items() if k not in own})
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise SettingError(f"settings.{name}.{where} {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}") from None
+    return made
+
+
+@cache
+def _definitions() -> dict[str, Any]:
+    return yaml.safe_load(PATH.read_text(encoding="utf-8"))
+
+
+def menu(own: Mapping[str, Any] | None = None) -> dict[str, Setting]:
+    """Every setting by name: those of `params/settings.yaml`, with a profile's `own` definitions on top."""
+    return resolve(_definitions() | {k: v for k, v in (own or {}).items() if v})

@@ -1,0 +1,63 @@
+"""The seeded bootstrap over clusters: seeds are resampled first, requests within them second."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+NUM_RESAMPLES = 2000
+
+
+class Estimate(NamedTuple):
+    """A value with its 95 % interval and the number of independent units behind it."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+    def __format__(self, spec: str) -> str:
+        """`[fill][align][width][.precision type]`: the width is that of the whole text, the rest of each number."""
+        width, number = re.fullmatch(r"((?:.?[<>^])?\d*)((?:\.\d+)?[a-z]?)", spec).groups()
+        number = number or ".2f"
+        interval = f" [{self.low:{number}}, {self.high:{number}}]" if np.isfinite(self.low) else f" (n={self.n})"
+        return format(f"{self.value:{number}}{interval}", width)
+
+    def __str__(self) -> str:
+        return format(self, "")
+
+
+def bootstrap(
+    groups: Sequence[np.ndarray],
+    statistic: Callable[[np.ndarray], np.ndarray],
+    *,
+    resamples: int = NUM_RESAMPLES,
+    seed: int = 0,
+) -> Estimate:
+    """Percentile interval of a function of the rows' sums, resampling groups (seeds), then rows (requests) within them.
+
+    groups: one array a seed, each of shape [requests, columns]; statistic: of sums [..., columns], gives [...]. Raises
+    ValueError without data.
+    """
+    groups = [np.asarray(g, dtype=float) for g in groups if len(g)]
+    if not groups:
+        raise ValueError("groups must hold at least one that is not empty, got none")
+    rng = np.random.default_rng(seed)
+    drawn = _sums(groups, resamples, rng)
+    rows = np.concatenate(groups)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        low, high = np.nanpercentile(statistic(drawn), [2.5, 97.5])
+        value = statistic(rows.sum(axis=0))
+    return Estimate(float(value), float(low), float(high), len(rows))
+
+
+def _sums(groups: Sequence[np.ndarray], resamples: int, rng: np.random.Generator) -> np.ndarray:
+    """Column sums [resamples, columns] of groups drawn with replacement, and of rows drawn within each."""
+    found = np.empty((resamples, groups[0].shape[1]))
+    for i in range(resamples):
+        chosen = rng.integers(len(groups), size=len(groups))
+        found[i] = sum(groups[j][rng.integers(len(groups[j]), size=len(groups[j]))].sum(axis=0) for j in chosen)
+    return found
