@@ -11,10 +11,11 @@ from pathlib import Path
 import nbformat
 import pandas as pd
 
-from lib import figures, records, results
+from lib import results
+from lib.results import records
 
 PATH = records.ROOT / "README.md"
-PROFILE, SHOWN = "h200-8b", ("ngram", "suffix")
+PROFILE, SHOWN = "h200", ("ngram", "suffix")
 FIGURES = {
     "00": "answer", "01": "noise floor", "02": "draft length", "03": "02, 04", "04": "01, 03", "05": "05", "06": "06",
     "07": "map", "08": "re-analysis",
@@ -34,7 +35,7 @@ def _lines(header: list[str], rows: list[list[str]]) -> str:
 
 def answer() -> str:
     """Use or don't, with the throughput over vanilla, by setting, text and requests in flight."""
-    runs = results.load(PROFILE)
+    runs = results.load(PROFILE).query("workload != 'random'")
     requests = results.requests(PROFILE)
     flight = sorted(set(runs.concurrency))
     rows = []
@@ -42,7 +43,7 @@ def answer() -> str:
         found = results.compare(runs, setting, requests=requests)
         for text, group in found.groupby("workload"):
             cells = {row.concurrency: _verdict(row) for _, row in group.iterrows()}
-            rows.append([figures.label_of(setting), text, *(cells.get(c, "") for c in flight)])
+            rows.append([results.label(setting), text, *(cells.get(c, "") for c in flight)])
     good = runs[runs.status == "ok"]
     spread = results.variability(runs).groupby("concurrency").aa.max()
     floors = ", ".join(f"{100 * aa:.0f} % at {c}" for c, aa in spread.items())

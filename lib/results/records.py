@@ -23,6 +23,10 @@ from lib.results.run import Frozen, Run
 
 SCHEMA_VERSION = 2
 ROOT = Path(__file__).resolve().parent.parent.parent
+STEP_COLUMNS = (
+    "t_s", "running", "waiting", "prefills", "output_tokens", "drafts", "draft_tokens", "accepted_tokens", "graph_mode",
+    "padded_tokens",
+)  # fmt: skip
 Status = Literal["ok", "oom", "timeout", "crashed", "invalid", "interrupted"]
 
 
@@ -243,6 +247,11 @@ class Store:
     def refresh(self) -> None:
         """Forget what was read, e.g. after another process wrote records."""
         self.__dict__.pop("_held", None)
+
+
+def digest_of(path: Path) -> str:
+    """First 12 hex digits of the SHA-256 of a file's content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
 def data_folder(profile: str) -> Path:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import io
 from collections.abc import Iterable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from lib.results.records import ROOT
 from lib.results.run import Frozen
@@ -30,10 +33,18 @@ class Setting(Frozen):
     suffix_cache: Literal["off", "cold", "warm"] | None = None
     arguments: dict[str, Any] = Field(default_factory=dict)  # of vllm.LLM, speculative_config included
 
-    @field_validator("suffix_cache", mode="before")
-    @classmethod
-    def _off_is_a_word(cls, value: Any) -> Any:
-        return "off" if value is False else value
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a file, as YAML 1.2: `off` is a word, 010 is ten, a key given twice is an error. Raises SettingError."""
+    try:
+        values = YAML(typ="safe", pure=True).load(io.StringIO(path.read_text(encoding="utf-8")))
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise SettingError(f"{path.name} must be valid YAML in UTF-8, got: {' '.join(str(error).split())[:300]}") from None
+    except OSError as error:
+        raise SettingError(f"{path.name} must be a readable file, got: {error.strerror}") from None
+    if not isinstance(values, dict):
+        raise SettingError(f"{path.name} must be a mapping of keys to values, got {type(values).__name__}")
+    return values
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -78,7 +89,7 @@ def resolve(definitions: Mapping[str, Any]) -> dict[str, Setting]:
 
 @cache
 def _definitions() -> dict[str, Any]:
-    return yaml.safe_load(PATH.read_text(encoding="utf-8"))
+    return read_yaml(PATH)
 
 
 def menu(own: Mapping[str, Any] | None = None) -> dict[str, Setting]:

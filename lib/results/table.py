@@ -184,8 +184,19 @@ def _read(folder: Path, name: str) -> pa.Table | None:
     return table
 
 
-def _frame(table: pa.Table | None) -> pd.DataFrame:
-    table = pa.table({"run_id": pa.array([], pa.string())}) if table is None else table
+def _empty() -> Tables:
+    """No runs, with all columns."""
+    from lib.results.run import Engine, Run, Workload
+
+    asked = Run(engine=Engine(), workload=Workload(name="chat", num_prompts=1, input_tokens=1), concurrency=1, output_tokens=1)
+    names = list(flat(Record(run=asked, status="invalid", provenance=Provenance(measured=""))))
+    columns = (names, ["run_id", "request", *Request.model_fields], ["run_id", *records.STEP_COLUMNS])
+    return Tables(*(pd.DataFrame(columns=c) for c in columns))
+
+
+def _frame(table: pa.Table | None, empty: pd.DataFrame) -> pd.DataFrame:
+    if table is None or not table.column_names:
+        return empty
     nested = {f.name: table[f.name].to_pylist() for f in table.schema if pa.types.is_list(f.type)}
     return table.to_pandas().assign(**nested)
 
@@ -193,16 +204,17 @@ def _frame(table: pa.Table | None) -> pd.DataFrame:
 def frames(held: Iterable[tuple[Record, Trace | None]]) -> Tables:
     """Records and their traces as DataFrames."""
     made = _arrow(held)
-    return _derived(Tables(*(_frame(made[name]) for name in NAMES)))
+    return _derived(Tables(*(_frame(made[n], e) for n, e in zip(NAMES, _empty(), strict=True))))
 
 
 def read(profile: str) -> Tables:
     """The committed tables of a profile as DataFrames; a file that is damaged or of another version is skipped with a warning."""
-    return _derived(Tables(*(_frame(_read(data_folder(profile), name)) for name in NAMES)))
+    folder = data_folder(profile)
+    return _derived(Tables(*(_frame(_read(folder, n), e) for n, e in zip(NAMES, _empty(), strict=True))))
 
 
 def _derived(tables: Tables) -> Tables:
-    return tables._replace(runs=metrics.derive(tables.runs, tables.requests)) if len(tables.runs) else tables
+    return tables._replace(runs=metrics.derive(tables.runs, tables.requests))
 
 
 def is_published(profile: str) -> bool:

@@ -1,10 +1,10 @@
 """A process that has imported vLLM once and forks an engine process whenever it is asked.
 
 Importing vLLM takes longer than building a small engine on a CPU, and `reproduce` starts many of them from one kernel
-after the other. Engines of the CPU profile (`in_process`) may come from here; an engine on a GPU may not, because CUDA
+after the other. Engines of the CPU profile (VLLM_ENABLE_V1_MULTIPROCESSING=0) may come from here; an engine on a GPU may not, because CUDA
 and vLLM's own child processes want a process of their own.
 
-`open_nursery` starts it and names its socket in the environment, where `engines` finds it. A request carries the plan and
+`open_fork_server` starts it and names its socket in the environment, where `engines` finds it. A request carries the plan and
 the environment as JSON, and the file descriptors of the engine's standard input, log and events; the answers are the
 engine's process id, then its exit code.
 """
@@ -27,19 +27,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-SOCKET_VARIABLE = "SPECULATION_NURSERY"
+SOCKET_VARIABLE = "SPECULATION_FORK_SERVER"
 EVENTS_VARIABLE = "SPECULATION_EVENTS_FD"  # where an engine process finds the pipe for its events
 GO = b"g"  # what an engine process is told: build the engine
 _MAX_REQUEST = 1 << 20
 
 
 class Forked:
-    """An engine process that a nursery forked; the part of `subprocess.Popen` that `engines` uses."""
+    """An engine process that a fork server forked; the part of `subprocess.Popen` that `engines` uses."""
 
-    def __init__(self, nursery: str, plan: Path, env: dict[str, str], log: int, events: int):
+    def __init__(self, server: str, plan: Path, env: dict[str, str], log: int, events: int):
         read, write = os.pipe()
         self._answers = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._answers.connect(nursery)
+        self._answers.connect(server)
         request = json.dumps({"plan": str(plan), "env": env}).encode()
         socket.send_fds(self._answers, [request], [read, log, events])
         os.close(read)
@@ -50,21 +50,21 @@ class Forked:
     def wait(self) -> int:
         """The exit code, negative for a signal, once the process has ended."""
         if self._code is None:
-            self._code = int(self._answers.recv(64) or -signal.SIGKILL)  # nothing: the nursery itself was killed
+            self._code = int(self._answers.recv(64) or -signal.SIGKILL)  # nothing: the server itself was killed
             self._answers.close()
         return self._code
 
 
 @contextlib.contextmanager
-def open_nursery(env: dict[str, str]) -> Iterator[None]:
+def open_fork_server(env: dict[str, str]) -> Iterator[None]:
     """Engines started meanwhile, by this process or by kernels it starts, are forked from one process with `env`.
 
     Returns when vLLM has been imported. Where that fails, engines are started one by one and say why.
     """
-    with tempfile.TemporaryDirectory(prefix="speculation-nursery-") as folder:
+    with tempfile.TemporaryDirectory(prefix="speculation-fork-") as folder:
         where = Path(folder) / "socket"
         child = subprocess.Popen(
-            [sys.executable, "-m", "lib.nursery", str(where)], env=env, start_new_session=True,
+            [sys.executable, "-m", "lib.measure.forkserver", str(where)], env=env, start_new_session=True,
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
@@ -79,14 +79,14 @@ def open_nursery(env: dict[str, str]) -> Iterator[None]:
 
 
 def address() -> str | None:
-    """Where the nursery that this process may ask listens; None if there is none."""
+    """Where the fork server that this process may ask listens; None if there is none."""
     found = os.environ.get(SOCKET_VARIABLE)
     return found if found and os.path.exists(found) else None
 
 
 def _become_engine(request: dict[str, Any], descriptors: list[int]) -> None:
-    """In the forked child: take the request's place in the world and run the engine. Does not return."""
-    from lib import worker
+    """In the forked child: become the engine of the request. Does not return."""
+    from lib.measure import worker
 
     code = 1
     try:

@@ -10,20 +10,16 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from lib import models, parrot
-from lib.cells import RECORDED, Cell, Model, Workload
-from lib.params import PARAMS
-from lib.workloads import WorkloadError
+from lib.measure import parrot, weights
+from lib.measure.workloads import WorkloadError
+from lib.results.records import ROOT
+from lib.results.run import RECORDED, Model, Workload
 
-if TYPE_CHECKING:
-    from lib.records import Resolved
-    from lib.replay import Replayed, Simulation, Stream  # brings numba, which an engine in this process must load first
-
-ANSWERS = PARAMS / "recorded" / "answers.parquet"
+ANSWERS = ROOT / "params" / "recorded" / "answers.parquet"
 
 
 class Request(NamedTuple):
@@ -33,15 +29,6 @@ class Request(NamedTuple):
     output_token_ids: list[int]
     num_cipher_tokens: int  # the prompt's first ones
 
-    def stream(self, overrun: int) -> Stream:
-        """For the replay; beyond its stop a parrot says end tokens, of which `overrun` are needed (drafted tokens + 1)."""
-        from lib.replay import Stream
-
-        return Stream(
-            np.asarray(self.prompt_token_ids, np.int32),
-            np.asarray(self.output_token_ids + [parrot.END] * overrun, np.int32),
-            len(self.output_token_ids),
-        )
 
 
 @cache
@@ -56,13 +43,13 @@ def _recorded(name: str) -> list[tuple[list[int], list[int]]]:
 
 def _logged(workload: Workload) -> list[tuple[list[int], list[int]]]:
     """A reader's log; its text is tokenised as the recorded answers are, its ids may be of any vocabulary."""
-    from lib import requestlog
+    from lib.measure import requestlog
 
     path, tokenizer = requestlog.locate(workload.path), None
     if requestlog.holds_text(path):
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(models.locate(Model()))
+        tokenizer = AutoTokenizer.from_pretrained(weights.locate(Model()))
     try:
         log = requestlog.read(path, tokenizer, vocab_size=1 << 31)
     except requestlog.LogError as error:
@@ -110,7 +97,7 @@ def build(
     Raises WorkloadError, parrot.ParrotError.
     """
     if workload.answers == "published":
-        from lib import streams
+        from lib.measure import streams
 
         pairs = streams.published(
             workload.name, workload.num_prompts, seed=workload.seed, num_ids=vocabulary.plain,
@@ -140,19 +127,6 @@ def _request(
         prompt, answer = prompt[::-1], answer[::-1]
     said = answer if len(answer) == most_out else [*answer, parrot.END]
     return Request(vocabulary.prompt(prompt, answer), said, vocabulary.cipher_tokens(answer))
-
-
-def replay_of(cell: Cell, resolved: Resolved | None = None, simulation: Simulation | None = None) -> Replayed:
-    """The replay of a parrot's run, its ciphers cached as the worker caches them. `simulation`: one that remembers."""
-    from lib.replay import Simulation
-
-    gamma = cell.engine.speculative.num_speculative_tokens if cell.engine.speculative else 0
-    requests = build(cell.workload, parrot.vocabulary(parrot.config_of(cell.engine.model)), cell.output_tokens)
-    return (simulation or Simulation.of_cell(cell, resolved)).run(
-        [r.stream(gamma + 1) for r in requests],
-        detailed=True,
-        cached=[r.prompt_token_ids[: r.num_cipher_tokens] for r in requests],
-    )
 
 
 def divergence(requests: Sequence[Request], outputs: Sequence[Sequence[int]]) -> str:

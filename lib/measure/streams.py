@@ -10,8 +10,8 @@ step, where a jump rejects at most 7.
 Matched are drafts, drafted and accepted tokens per output token of the study's Llama-3.3-70B cells (ngram, 7 drafts,
 lookup 2 to 5), with the rule of vLLM's runner V1, which the study ran: the earliest match. Runner V2 takes the latest
 match and finds nearly the same drafts, unless the answer is much longer than the prompt. But it fills up the draft of
-every step, so it counts as many drafts as steps. `python -m lib.streams` prints both against the study; with `fit` it
-also finds the recipes again, up to the third digit.
+every step, so it counts as many drafts as steps. `params/recorded/streams_fit.py` prints both against the study; with
+`fit` it also finds the recipes again, up to the third digit.
 
 Not imitated:
 - Chat. In one interval of the study's log a draft gains 0.2 tokens, in another 5.3: the few requests that are left at
@@ -25,16 +25,11 @@ Not imitated:
 from __future__ import annotations
 
 import random
-import sys
 from typing import NamedTuple
 
-from lib.cells import Speculative
-from lib.published import main_cell
-from lib.replay import Simulation, stream
 
 LENGTH = 512  # tokens of a prompt, and of an answer
 MIN_PROMPT = 64  # a shorter prompt holds too few lines
-NGRAM = Speculative(method="ngram", num_speculative_tokens=7, prompt_lookup_min=2, prompt_lookup_max=5)
 
 
 class Recipe(NamedTuple):
@@ -58,14 +53,6 @@ class Pair(NamedTuple):
 
     prompt: list[int]
     answer: list[int]
-
-
-class Rates(NamedTuple):
-    """Counters of the ngram drafter per output token; `drafted` leaves out what runner V2 fills up."""
-
-    drafts: float
-    drafted: float
-    accepted: float
 
 
 def published(
@@ -141,41 +128,3 @@ def _pair(recipe: Recipe, key: str, num_ids: int, num_prompt: int, num_output: i
         said.append(line)
         following = line + 1 if line + 1 < len(lines) else said[0]
     return Pair(prompt, answer[:num_output])
-
-
-def rates(pairs: list[Pair], runner: str = "V1") -> Rates:
-    """What the replay of the ngram drafter counts on `pairs`."""
-    done = Simulation(NGRAM, max_num_seqs=256, runner=runner).run([stream(*pair) for pair in pairs]).counters
-    drafted = done.num_draft_tokens - done.num_filling_tokens
-    return Rates(*(n / done.num_output_tokens for n in (done.num_drafts, drafted, done.num_accepted_tokens)))
-
-
-def target(workload: str) -> Rates:
-    """What the study's 70B cell counted."""
-    cell = main_cell(workload, "ngram")
-    counted = (cell.num_drafts, cell.num_draft_tokens, cell.num_accepted_tokens)
-    return Rates(*(n / cell.num_output_tokens for n in counted))
-
-
-def fit(workload: str, num_requests: int = 1024, rounds: int = 6) -> Recipe:
-    """The recipe of a workload, found on requests of seed 1 and starting from the one in `RECIPES`.
-
-    Each round scales the mean length of a line by what is missing in accepted tokens per draft, and the mean number of
-    broken-off lines by what is missing in steps without a draft.
-    """
-    recipe, aim = RECIPES[workload], target(workload)
-    for _ in range(rounds):
-        got = rates([_pair(recipe, f"{workload} 1 {i}", 49152, LENGTH, LENGTH) for i in range(num_requests)])
-        length = (aim.accepted / aim.drafts) / (got.accepted / got.drafts) / (1 - recipe.go_on)
-        broken = (1 - aim.drafts - aim.accepted) / (1 - got.drafts - got.accepted)
-        broken *= recipe.break_off / (1 - recipe.break_off)
-        recipe = Recipe(round(1 - 1 / length, 4), round(broken / (1 + broken), 4))
-    return recipe
-
-
-if __name__ == "__main__":
-    for name, recipe in RECIPES.items():
-        print(name, recipe, *(("fit", fit(name)) if "fit" in sys.argv else ()))
-        for runner in ("V1", "V2"):
-            for field, got, aim in zip(Rates._fields, rates(published(name, 256), runner), target(name), strict=True):
-                print(f"  {runner} {field:8} target {aim:.4f}, got {got:.4f}, {100 * (got / aim - 1):+.2f} %")

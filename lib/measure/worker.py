@@ -1,6 +1,6 @@
-"""One engine process: builds the engine, runs its cells in order, writes each record as the cell ends.
+"""One engine process: builds the engine, runs its runs in order, writes each record as the run ends.
 
-The only module that imports vLLM. `engines` starts it as `python -m lib.worker PLAN`, in its own process group, with the
+The only module that imports vLLM. `engines` starts it as `python -m lib.measure.worker PLAN`, in its own process group, with the
 environment set before vLLM is imported. It imports vLLM at once and builds the engine when the parent says so on its
 standard input. It speaks to the parent in JSON lines on the file descriptor named by SPECULATION_EVENTS_FD and ends its whole
 group when the parent is gone (its standard input closes).
@@ -19,14 +19,13 @@ import time
 from array import array
 from bisect import bisect
 from collections import deque
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lib import drafters, models, monitor, parrot, recorded, workloads
-from lib.cells import Cell, Workload
-from lib.nursery import EVENTS_VARIABLE, GO
-from lib.records import Counters, Provenance, Record, Request, Resolved, Store, Trace
+from lib.measure import machine, monitor, parrot, recorded, weights, workloads
+from lib.measure.forkserver import EVENTS_VARIABLE, GO
+from lib.results.records import STEP_COLUMNS, Counters, Provenance, Record, Request, Resolved, Store, Trace
+from lib.results.run import Run, Workload
 
 _COUNTERS = {
     "vllm:spec_decode_num_drafts": "num_drafts",
@@ -102,9 +101,7 @@ class StepRecorder:
 
     def columns(self, start: float) -> tuple[dict[str, list], dict[str, list[float]], int]:
         """(columns of the trace, first and last token time by internal request id, request-steps)."""
-        names = ("t_s", "running", "waiting", "prefills", "output_tokens", "drafts", "draft_tokens",
-                 "accepted_tokens", "graph_mode", "padded_tokens")  # fmt: skip
-        columns: dict[str, list] = {name: [] for name in names}
+        columns: dict[str, list] = {name: [] for name in STEP_COLUMNS}
         times: dict[str, list[float]] = {}
         request_steps, begin = 0, start
         for step in self.steps:
@@ -178,40 +175,40 @@ def resolved(llm: Any, model_path: str, log: str) -> Resolved:
         dtype=str(config.model_config.dtype).removeprefix("torch."),
         enforce_eager=eager,
         speculative={} if spec is None else {k: getattr(spec, k) for k in keys if getattr(spec, k, None) is not None},
-        model_checksum=models.checksum(model_path),
-        num_parameters=models.num_parameters(model_path),
+        model_checksum=weights.checksum(model_path),
+        num_parameters=weights.num_parameters(model_path),
     )
 
 
 class Runner:
-    """One engine and the cells that go through it."""
+    """One engine and the runs that go through it."""
 
     def __init__(self, llm: Any, plan: dict, settled: Resolved, start_s: float):
         self.llm, self.plan, self.resolved, self.start_s = llm, plan, settled, start_s
-        source = plan["cells"][0]["engine"].get("model", {}).get("source")
-        self.tokenizer = None if source in ("shape", "parrot") else llm.get_tokenizer()
+        source = plan["runs"][0]["engine"].get("model", {}).get("source")
+        self.tokenizer = None if source in ("dummy", "parrot") else llm.get_tokenizer()
         self.seen: set[tuple[int, ...]] = set()  # prompts that this engine has answered
         self.warmed: set[int] = set()
         self.ran = 0
         self._ids = 0
 
     def prompts(self, workload: Workload) -> list[workloads.Prompt]:
-        size = models.vocab_size(self.plan["model_path"]) if workload.name == "random" else None
+        size = weights.vocab_size(self.plan["model_path"]) if workload.name == "random" else None
         return workloads.build(workload, self.tokenizer, vocab_size=size)
 
-    def said(self, cell: Cell, **changes: Any) -> list[recorded.Request]:
-        """The requests of a cell whose answers are given: a parrot says them."""
+    def said(self, run: Run, **changes: Any) -> list[recorded.Request]:
+        """The requests of a run whose answers are given: a parrot says them."""
         config = json.loads((Path(self.plan["model_path"]) / "config.json").read_text())
-        return recorded.build(cell.workload, parrot.vocabulary(config), cell.output_tokens, **changes)
+        return recorded.build(run.workload, parrot.vocabulary(config), run.output_tokens, **changes)
 
-    def cache_ciphers(self, cell: Cell, requests: list[recorded.Request]) -> None:
+    def cache_ciphers(self, run: Run, requests: list[recorded.Request]) -> None:
         """Let the engine read every cipher once, so that its blocks are cached and only the plain prompt is read in the run.
 
         Each is answered with the end token alone, which a suffix drafter's memory can make nothing of.
         """
-        if cell.engine.enable_prefix_caching:
+        if run.engine.arguments.get("enable_prefix_caching", True):
             ciphers = [r.prompt_token_ids[: r.num_cipher_tokens] for r in requests]
-            batch = self.resolved.max_num_seqs or cell.batch_size
+            batch = self.resolved.max_num_seqs or run.concurrency
             self.generate(ciphers, 1, True, batch, allowed_token_ids=[parrot.END])
 
     def generate(
@@ -219,12 +216,12 @@ class Runner:
         prompts: list[list[int]],
         output_tokens: int,
         ignore_eos: bool,
-        batch_size: int,
+        concurrency: int,
         recorder: StepRecorder | None = None,
         temperature: float = 0,
         **sampling: Any,
     ) -> list[Any]:
-        """Outputs in prompt order, never more than `batch_size` requests in flight; with internal ids."""
+        """Outputs in prompt order, never more than `concurrency` requests in flight; with internal ids."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -237,7 +234,7 @@ class Runner:
         finished: dict[str, Any] = {}
         internal: dict[int, tuple[str, str]] = {}
         while len(finished) < len(prompts):
-            while waiting and len(internal) - len(finished) < batch_size:
+            while waiting and len(internal) - len(finished) < concurrency:
                 index = waiting.popleft()
                 self._ids += 1
                 name = f"r{self._ids}"
@@ -249,60 +246,54 @@ class Runner:
                     finished[output.request_id] = output
         return [(internal[i][1], finished[internal[i][0]]) for i in range(len(prompts))]
 
-    def warm_up(self, cell: Cell) -> None:
-        """Once a batch size, with prompts that no cell measures: kernels are compiled and caches filled by use."""
-        if cell.batch_size in self.warmed:
+    def warm_up(self, run: Run) -> None:
+        """Once a batch size, with prompts that no run measures: kernels are compiled and caches filled by use."""
+        if run.concurrency in self.warmed:
             return
         changes = {
-            "seed": cell.workload.seed + 1_000_003,
-            "num_prompts": min(cell.batch_size, cell.workload.num_prompts),
+            "seed": run.workload.seed + 1_000_003,
+            "num_prompts": min(run.concurrency, run.workload.num_prompts),
         }
-        if cell.workload.name == "random":  # decode steps are timed: long prompts would only take time to read
-            changes["input_tokens"] = min(cell.workload.input_tokens, 32)
-        other = cell.workload.model_copy(update=changes)
-        tokens = min(self.plan["warm_up_tokens"], cell.output_tokens)
-        if cell.workload.answers == "model":
+        if run.workload.name == "random":  # decode steps are timed: long prompts would only take time to read
+            changes["input_tokens"] = min(run.workload.input_tokens, 32)
+        other = run.workload.model_copy(update=changes)
+        tokens = min(self.plan["warm_up_tokens"], run.output_tokens)
+        if run.workload.answers == "model":
             ids = [p.token_ids for p in self.prompts(other)]
         else:
-            ids = [r.prompt_token_ids for r in self.said(cell.model_copy(update={"workload": other}), reverse=True)]
-        self.generate(ids, tokens, True, cell.batch_size)
-        self.warmed.add(cell.batch_size)
+            ids = [r.prompt_token_ids for r in self.said(run.model_copy(update={"workload": other}), reverse=True)]
+        self.generate(ids, tokens, True, run.concurrency)
+        self.warmed.add(run.concurrency)
 
-    def prepare_memory(self, cell: Cell, prompts: list[list[int]]) -> None:
-        """Hold the cell's promise about the suffix drafter's memory: cold prompts are new, warm ones were answered."""
+    def prepare_suffix_cache(self, run: Run, prompts: list[list[int]]) -> None:
+        """Hold the run's promise about the suffix drafter's memory: cold prompts are new, warm ones were answered."""
         known = [p for p in prompts if tuple(p) in self.seen]
-        if cell.memory == "cold" and known:
+        if run.suffix_cache == "cold" and known:
             raise ValueError(
-                f"memory is 'cold', allowed: prompts this engine has not answered, but {len(known)} were; run it first"
+                f"suffix_cache cold must get prompts that this engine has not answered, got {len(known)} that were; run it first"
             )
-        if cell.memory == "warm" and len(known) < len(prompts):
-            self.generate(prompts, cell.output_tokens, cell.ignore_eos, cell.batch_size)
+        if run.suffix_cache == "warm" and len(known) < len(prompts):
+            self.generate(prompts, run.output_tokens, run.ignore_eos, run.concurrency)
             self.seen.update(map(tuple, prompts))
 
-    def run(self, cell: Cell) -> tuple[Record, Trace]:
-        """Measure one cell; returns its record and trace."""
-        said = self.said(cell) if cell.workload.answers != "model" else None
-        ids = [p.token_ids for p in self.prompts(cell.workload)] if said is None else [r.prompt_token_ids for r in said]
-        if cell.draft_tokens is not None:
-            drafters.set_walk(os.environ["SPECULATION_WALK_FILE"], cell.draft_tokens, cell.uneven)
-        self.warm_up(cell)
-        self.prepare_memory(cell, ids)
-        if cell.workload.name != "random":  # step times want their prompts read fast, not honestly
+    def run(self, run: Run) -> tuple[Record, Trace]:
+        """Measure one run; returns its record and trace."""
+        said = self.said(run) if run.workload.answers != "model" else None
+        ids = [p.token_ids for p in self.prompts(run.workload)] if said is None else [r.prompt_token_ids for r in said]
+        self.warm_up(run)
+        self.prepare_suffix_cache(run, ids)
+        if run.workload.name != "random":  # step times want their prompts read fast, not honestly
             self.llm.reset_prefix_cache()
         if said is not None:
-            self.cache_ciphers(cell, said)
-        counts_path = os.environ.get("SPECULATION_DRAFTER_COUNTS")
+            self.cache_ciphers(run, said)
         before, per_before = _read_metrics(self.llm)
-        own_before = drafters.read_counts(counts_path) if counts_path else None
-        gpus = cell.engine.tensor_parallel_size * cell.engine.pipeline_parallel_size
-        with StepRecorder(self.llm.llm_engine) as recorder, monitor.Monitor(num_gpus=gpus) as watch:
+        with StepRecorder(self.llm.llm_engine) as recorder, monitor.Monitor(num_gpus=run.engine.num_gpus) as watch:
             start = time.monotonic()
             outputs = self.generate(
-                ids, cell.output_tokens, cell.ignore_eos, cell.batch_size, recorder, cell.temperature
+                ids, run.output_tokens, run.ignore_eos, run.concurrency, recorder, run.temperature
             )
             wall_s = time.monotonic() - start
         after, per_after = _read_metrics(self.llm)
-        own_after = drafters.read_counts(counts_path) if counts_path else None
         self.seen.update(map(tuple, ids))
         columns, times, request_steps = recorder.columns(start)
         per_before = per_before or [0] * len(per_after)
@@ -315,23 +306,20 @@ class Runner:
             **totals | {"num_prompt_tokens": sum(map(len, ids))},
             num_output_tokens=sum(map(len, output_ids)),
             num_accepted_tokens_per_pos=tuple(b - a for a, b in zip(per_before, per_after, strict=True)),
-            num_filling_tokens=int(own_after[2] - own_before[2]) if own_before is not None else 0,
             num_engine_steps=len(columns["t_s"]),
             num_request_steps=request_steps,
-            request_steps_source="engine",
         )
         record = Record(
-            cell=cell, status="invalid" if wrong else "ok", reason=wrong, wall_s=round(wall_s, 6), counters=counters,
+            run=run, status="invalid" if wrong else "ok", reason=wrong, wall_s=round(wall_s, 6), counters=counters,
             requests=requests, verbatim=None if said is None else not wrong,
             inputs_hash=_hash([i for r in said or () for part in r[:2] for i in [len(part), *part]]) if said else "",
             num_cached_prompt_tokens=cached,
             output_hash=_hash([i for one in output_ids for i in [len(one), *one]]), resolved=self.resolved,
             monitor=watch.result(), engine_start_s=round(self.start_s, 3), order=self.ran,
-            provenance=Provenance(**self.plan["provenance"] | {"measured": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}),
+            provenance=Provenance(**self.plan["provenance"] | {"measured": machine.now()}),
         )  # fmt: skip
         self.ran += 1
-        kept = {"prompt_token_ids": ids, "output_token_ids": output_ids} if cell.keep_tokens else {}
-        return record, Trace(steps=columns, **kept)
+        return record, Trace(steps=columns)
 
     @staticmethod
     def _request(inner: str, output: Any, times: dict[str, list[float]]) -> Request:
@@ -368,7 +356,7 @@ def main(plan_path: str) -> int:
         events.write(json.dumps(fields) + "\n")
 
     plan = json.loads(Path(plan_path).read_text())
-    cells = [Cell.model_validate(c) for c in plan["cells"]]
+    runs = [Run.model_validate(c) for c in plan["runs"]]
     store = Store(plan["records"])
     try:
         import inspect
@@ -377,15 +365,15 @@ def main(plan_path: str) -> int:
         from vllm.engine.arg_utils import EngineArgs
 
         begin = parent.wait()
-        arguments = cells[0].engine.llm_arguments(plan["model_path"]) | {
-            "disable_log_stats": False, "cudagraph_metrics": not cells[0].engine.enforce_eager,
+        arguments = runs[0].engine.llm_arguments(plan["model_path"]) | {
+            "disable_log_stats": False, "cudagraph_metrics": not runs[0].engine.arguments.get("enforce_eager"),
         }  # fmt: skip
         known = inspect.signature(EngineArgs).parameters  # vLLM < 0.27.2 lacks the next option
-        if cells[0].engine.speculative is not None and "per_request_spec_decode_metrics" in known:
+        if runs[0].engine.speculative is not None and "per_request_spec_decode_metrics" in known:
             arguments["per_request_spec_decode_metrics"] = "detailed"
         llm = LLM(**arguments)
     except Exception as error:
-        emit(event="failed", cell_id=None, status=_status_of(error), reason=_reason(error))
+        emit(event="failed", plan_id=None, status=_status_of(error), reason=_reason(error))
         raise
     follow_children(emit)
     start_s = time.monotonic() - begin
@@ -393,15 +381,15 @@ def main(plan_path: str) -> int:
     settled = resolved(llm, plan["model_path"], log.read_text(errors="replace") if log.exists() else "")
     emit(event="ready", start_s=start_s, resolved=settled.model_dump(mode="json"))
     runner = Runner(llm, plan, settled, start_s)
-    for cell in cells:
-        emit(event="running", cell_id=cell.cell_id)
+    for run in runs:
+        emit(event="running", plan_id=run.plan_id)
         try:
-            record, trace = runner.run(cell)
+            record, trace = runner.run(run)
         except Exception as error:
-            emit(event="failed", cell_id=cell.cell_id, status=_status_of(error), reason=_reason(error))
+            emit(event="failed", plan_id=run.plan_id, status=_status_of(error), reason=_reason(error))
             raise
         store.save(record, trace)
-        emit(event="done", cell_id=cell.cell_id)
+        emit(event="done", plan_id=run.plan_id)
     emit(event="end")
     events.close()
     # vLLM's own shutdown waits seconds for its processes; the records are on disk

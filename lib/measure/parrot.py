@@ -11,7 +11,7 @@ setting, batch and precision, and at temperature 1 too.
 The residual stream of H dims: CODE (a cipher token's code), OUT (the next token's code), TURN (the header's angles),
 three single dims, and noise. Every embedding has mean square 1. Each parrot's embeddings are untied.
 
-`python -m lib.parrot MODEL.json` writes the checkpoint of one `cells.Model` and prints its folder.
+`python -m lib.measure.parrot MODEL.json FOLDER` writes the checkpoint of one `run.Model` into FOLDER.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lib import shapes
-from lib.cells import Model
+from lib.measure import shapes
+from lib.results.run import Model
 
 VERSION = 2  # of prompts and weights; part of a checkpoint's checksum
 END = 0  # the plain id that ends an answer

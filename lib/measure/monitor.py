@@ -15,7 +15,7 @@ import os
 import threading
 import time
 
-from lib import records
+from lib.results import records
 
 # NVML reports busy share and power as averages over up to the last second (nvml.h, nvmlUtilization_t:
 # "between 1 second and 1/6 second depending on the product"; power from Ampere on: one second), so samples

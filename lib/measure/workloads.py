@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from lib import corpus
-from lib.cells import Workload
+from lib.measure import corpus
+from lib.results.run import Workload
 
 # Shares of sonnet, chat and code, percent.
 MIXES = {"mix-sh": (60, 20, 20), "mix-bal": (34, 33, 33), "mix-ch": (10, 20, 70)}

@@ -1,7 +1,7 @@
 """Many engines at once: a plan spread over many GPUs or hosts through Ray, and where each engine would go.
 
 Each engine is one Ray task that asks for its GPUs and runs the same worker in a process group of its own. A finished
-engine cell's files travel to the driver, which alone holds the store. Ray is imported inside functions only.
+run's files travel to the driver, which alone holds the store. Ray is imported inside functions only.
 """
 
 from __future__ import annotations
@@ -17,124 +17,48 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from tqdm.auto import tqdm
 
-from lib import engines, params, records
-from lib.cells import Cell
-from lib.params import Profile
-from lib.records import Provenance, Record, Store
+from lib.measure import engines, machine, plan
+from lib.measure.profiles import Profile
+from lib.results import records
+from lib.results.records import Provenance, Record, Store
+from lib.results.run import Run
 
-if TYPE_CHECKING:
-    from lib.sweep import PlannedEngine
-
-MAX_LOSSES = 3  # of one engine's node, before its remaining cells are recorded as crashed
+MAX_LOSSES = 3  # of one engine's node, before its remaining runs are recorded as crashed
 
 
 class FanoutError(RuntimeError):
     """One sentence: what Ray or its cluster lacks."""
 
 
-# ---- where each engine goes ------------------------------------------------------------------------------
-
-
-class Slot(NamedTuple):
-    """One engine's place: `gpus` of `host` (both counted from 0) from `start_min` for `minutes`."""
-
-    engine: PlannedEngine
-    host: int
-    gpus: tuple[int, ...]
-    start_min: float
-    minutes: float
-
-
-class Placement(NamedTuple):
-    """A whole plan on described hosts. `hours` is None where no engine's minutes are known."""
-
-    slots: list[Slot]
-    hours: float | None  # from the first engine's start to the last one's end
-    gpu_hours: float | None  # GPUs held x time held
-    num_assumed: int  # engines without an earlier record: they count as long as the longest that has one
-
-
-def place(planned: Iterable[PlannedEngine], hosts: Iterable[int], assumed_minutes: float | None = None) -> Placement:
-    """Pack engines onto `hosts` (GPUs each): in order, each where it can start first; the lower host if equal.
-
-    An engine without an estimate takes `assumed_minutes`, else as long as the longest known one. FanoutError for an
-    engine that no host can hold.
-    """
-    planned, hosts = list(planned), list(hosts)
-    known = [e.minutes for e in planned if e.minutes is not None]
-    assumed = assumed_minutes if assumed_minutes is not None else max(known, default=None)
-    free_at = [[0.0] * gpus for gpus in hosts]  # minute at which each GPU is free again
-    slots = []
-    for engine in planned:
-        fitting = [h for h, gpus in enumerate(hosts) if gpus >= engine.num_gpus]
-        if not fitting:
-            raise FanoutError(
-                f"{engine.setting} asks for {engine.num_gpus} GPUs, allowed: at most those of one host "
-                f"({max(hosts, default=0)}), unless engine.distributed_executor_backend is ray"
-            )
-        minutes = engine.minutes if engine.minutes is not None else 1.0 if assumed is None else assumed
-        start, host = min((sorted(free_at[h])[engine.num_gpus - 1], h) for h in fitting)
-        by_time = sorted(range(hosts[host]), key=lambda gpu: (free_at[host][gpu], gpu))
-        gpus = tuple(sorted(by_time[: engine.num_gpus]))
-        for gpu in gpus:
-            free_at[host][gpu] = start + minutes
-        slots.append(Slot(engine, host, gpus, start, minutes))
-    if assumed is None:
-        return Placement(slots, None, None, len(slots))
-    hours = max((s.start_min + s.minutes for s in slots), default=0.0) / 60
-    gpu_hours = sum(s.engine.num_gpus * s.minutes for s in slots) / 60
-    return Placement(slots, hours, gpu_hours, len(planned) - len(known))
-
-
-def describe(placement: Placement) -> str:
-    """The placement as a table with its totals."""
-    lines = [f"{'host':>4} {'GPUs':8} {'from, min':>9} {'minutes':>8}  engine"]
-    timed = placement.hours is not None
-    for s in placement.slots:
-        gpus = f"{s.gpus[0]}-{s.gpus[-1]}" if len(s.gpus) > 1 else str(s.gpus[0])
-        start, minutes = (f"{s.start_min:.1f}", f"{s.minutes:.1f}") if timed else ("unknown", "unknown")
-        lines.append(f"{s.host:4d} {gpus:8} {start:>9} {minutes:>8}  {s.engine.setting} {s.engine.model}")
-    if timed:
-        note = (
-            f", {placement.num_assumed} engines without an earlier record as long as the longest"
-            if placement.num_assumed
-            else ""
-        )
-        lines.append(f"{placement.hours:.1f} hours, {placement.gpu_hours:.1f} GPU-hours estimated{note}")
-    else:
-        lines.append("hours unknown: no engine has an earlier record")
-    return "\n".join(lines)
-
-
 # ---- on a node -------------------------------------------------------------------------------------------
 
 
 def _run_engine(
-    cells: list[dict], profile: dict, commit: str, dirty: bool | None, ray_address: str
+    runs: list[dict], profile: dict, commit: str, dirty: bool | None, ray_address: str
 ) -> Iterator[tuple[str, str, dict[str, bytes]]]:
-    """All cells of one engine on this node; yields (what, cell id, files of the record if the cell has ended)."""
+    """All runs of one engine on this node; yields (what, run id, files of the record if the run has ended)."""
     os.environ.pop("OMP_NUM_THREADS", None)  # Ray's own choice for its task; `engines` makes the engine's
     os.environ["RAY_ADDRESS"] = ray_address  # an engine larger than this host finds the others through vLLM's executor
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":  # Ray hides all GPUs from the task of such an engine
         del os.environ["CUDA_VISIBLE_DEVICES"]
-    asked, group = Profile.model_validate(profile), [Cell.model_validate(c) for c in cells]
-    params.check_machine(asked, {c.engine.speculative.method for c in group if c.engine.speculative})
-    made = engines.provenance().model_copy(update={"commit": commit, "dirty": dirty})
+    asked, group = Profile.model_validate(profile), [Run.model_validate(c) for c in runs]
+    machine.check(group)
+    made = machine.provenance().model_copy(update={"commit": commit, "dirty": dirty})
     with tempfile.TemporaryDirectory(prefix="speculation-node-") as scratch:
         store = Store(Path(scratch) / "records")
         start = engines.Starter([group], lambda left: engines.Process(left, asked, Path(scratch), made))
         with contextlib.closing(engines.run_group(group, start, store, made, lambda: None)) as events:
-            for what, cell in events:
+            for what, run in events:
                 files = {}
                 if what == "ended":
                     # the trace first: a record in the store is whole
-                    names = (f"{cell.file_stem}.trace.json.gz", f"{cell.file_stem}.json")
+                    names = (f"{run.file_stem}.trace.json.gz", f"{run.file_stem}.json")
                     files = {n: (store.folder / n).read_bytes() for n in names if (store.folder / n).exists()}
-                yield what, cell.cell_id, files
+                yield what, run.plan_id, files
 
 
 # ---- on the driver ---------------------------------------------------------------------------------------
@@ -187,16 +111,16 @@ def _connected(ray: ModuleType, address: str) -> Iterator[None]:
 
 
 class _Engine:
-    """One engine's cells that have not come back, and the task that runs them."""
+    """One engine's runs that have not come back, and the task that runs them."""
 
-    def __init__(self, cells: list[Cell]):
-        self.left = {c.cell_id: c for c in cells}
-        self.current: Cell | None = None
+    def __init__(self, runs: list[Run]):
+        self.left = {c.plan_id: c for c in runs}
+        self.current: Run | None = None
         self.losses = 0
-        engine = cells[0].engine
-        self.name = f"{cells[0].setting or 'engine'} {engine.model.name}"
-        self.num_gpus = engine.tensor_parallel_size * engine.pipeline_parallel_size
-        self.spans_hosts = engine.distributed_executor_backend == "ray"
+        engine = runs[0].engine
+        self.name = f"{runs[0].setting or 'engine'} {engine.model.name}"
+        self.num_gpus = engine.num_gpus
+        self.spans_hosts = engine.arguments.get("distributed_executor_backend") == "ray"
 
     def needs(self, gpus: bool, profile: Profile, nodes: list[dict]) -> dict[str, Any]:
         """What the task asks Ray for. A CPU engine gets the cores it uses: all of the smallest node if not said."""
@@ -226,7 +150,7 @@ def _check(engine: _Engine, needs: dict[str, Any], nodes: list[dict]) -> None:
 
 
 def run(
-    cells: Iterable[Cell],
+    runs: Iterable[Run],
     profile: Profile,
     *,
     address: str,
@@ -236,20 +160,20 @@ def run(
 ) -> Store:
     """`engines.run` over the Ray cluster at `address` (`local`: one of this machine's own).
 
-    A lost node's engine goes on elsewhere with the cells that have not come back. KeyboardInterrupt ends all engines,
-    records their running cells as interrupted and is raised again. Raises FanoutError, params.ParamsError, StoreBusy.
+    A lost node's engine goes on elsewhere with the runs that have not come back. KeyboardInterrupt ends all engines,
+    records their running runs as interrupted and is raised again. Raises FanoutError, params.ParamsError, StoreBusy.
     """
     ray = _import_ray(address)
     folder = folder or records.runs_folder(profile.profile)
     store = Store(folder / "records", owner=True)
-    groups = engines.plan(cells, store, retry)
+    groups = plan.missing(runs, store, retry)
     if not groups:
         return store
     engines.announce(groups)
     total = sum(map(len, groups))
     with (
-        engines._Lock(folder),
-        tqdm(total=total, unit="engine cell", disable=not progress, file=sys.stderr) as bar,
+        engines.held(folder),
+        tqdm(total=total, unit="run", disable=not progress, file=sys.stderr) as bar,
         _connected(ray, address),
     ):
         _Sweep(ray, profile, store, bar).run(groups)
@@ -262,10 +186,10 @@ class _Sweep:
 
     def __init__(self, ray: ModuleType, profile: Profile, store: Store, bar: Any):
         self.ray, self.profile, self.store, self.bar = ray, profile, store, bar
-        self.made: Provenance = engines.provenance()
+        self.made: Provenance = machine.provenance()
         self.running: dict[Any, _Engine] = {}
 
-    def run(self, groups: list[list[Cell]]) -> None:
+    def run(self, groups: list[list[Run]]) -> None:
         waiting = deque(_Engine(group) for group in groups)
         try:
             while waiting or self.running:
@@ -291,7 +215,7 @@ class _Sweep:
         nodes = _alive(self.ray)
         needs = engine.needs(self.ray.cluster_resources().get("GPU", 0) > 0, self.profile, nodes)
         _check(engine, needs, nodes)
-        # Ray would repeat a lost generator from its first cell; the driver submits again what has not come back
+        # Ray would repeat a lost generator from its first run; the driver submits again what has not come back
         task = self.ray.remote(_run_engine).options(
             name=engine.name, num_returns="streaming", max_retries=0, **needs
         )  # fmt: skip
@@ -316,13 +240,13 @@ class _Sweep:
             return False
         return True
 
-    def take(self, what: str, cell_id: str, files: dict[str, bytes], engine: _Engine) -> None:
-        """One event of an engine; the files of an ended cell go into the store."""
-        engine.current = engine.left.get(cell_id)
+    def take(self, what: str, plan_id: str, files: dict[str, bytes], engine: _Engine) -> None:
+        """One event of an engine; the files of an ended run go into the store."""
+        engine.current = engine.left.get(plan_id)
         if what == "ended" and engine.current is not None:
             for name, data in files.items():
                 records.write_atomically(self.store.folder / Path(name).name, data)
-            del engine.left[cell_id]
+            del engine.left[plan_id]
             engine.current = None
             self.bar.update()
 
@@ -332,16 +256,16 @@ class _Sweep:
         if not engine.left:  # all had come back
             return
         if engine.losses <= MAX_LOSSES:
-            self.bar.write(f"{engine.name}: its node was lost ({why}), {len(engine.left)} engine cells go elsewhere",
+            self.bar.write(f"{engine.name}: its node was lost ({why}), {len(engine.left)} runs go elsewhere",
                            file=sys.stderr)  # fmt: skip
             return
-        for cell in engine.left.values():
-            self.fail(cell, "crashed", f"the node was lost {engine.losses} times, lastly: {why}")
+        for run in engine.left.values():
+            self.fail(run, "crashed", f"the node was lost {engine.losses} times, lastly: {why}")
             self.bar.update()
         engine.left = {}
 
     def end(self, error: BaseException) -> None:
-        """End the engines under way; their running cells are recorded as interrupted."""
+        """End the engines under way; their running runs are recorded as interrupted."""
         for task in self.running:
             with contextlib.suppress(self.ray.exceptions.RayError, ValueError, TypeError):
                 self.ray.cancel(task, force=False)
@@ -354,14 +278,14 @@ class _Sweep:
                     self.take(*self.ray.get(next(task)), open_tasks[task])
                     continue
                 del open_tasks[task]
-        missing = {cell_id for engine in self.running.values() for cell_id in engine.left}
-        for cell in under_way:
-            if cell.cell_id in missing:
-                self.fail(cell, "interrupted", f"{type(error).__name__} in the caller")
+        missing = {plan_id for engine in self.running.values() for plan_id in engine.left}
+        for run in under_way:
+            if run.plan_id in missing:
+                self.fail(run, "interrupted", f"{type(error).__name__} in the caller")
 
-    def fail(self, cell: Cell, status: str, reason: str) -> None:
-        made = self.made.model_copy(update={"measured": engines._now()})
-        self.store.save(Record(cell=cell, status=status, reason=reason, provenance=made))
+    def fail(self, run: Run, status: str, reason: str) -> None:
+        made = self.made.model_copy(update={"measured": machine.now()})
+        self.store.save(Record(run=run, status=status, reason=reason, provenance=made))
 
     def show(self) -> None:
         busy = [e for e in self.running.values() if e.current is not None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent.parent / "params" / "shapes"
+FOLDER = Path(__file__).resolve().parent.parent.parent / "params" / "shapes"
 
 # Billions, as the model cards state them (Phi-3: "14B" there, 13.96 by its weights' index).
 PUBLISHED_PARAMETERS_B: dict[str, float] = {
@@ -78,7 +78,7 @@ def num_parameters(config: dict) -> int:
 def config_of(name: str) -> dict:
     """The config of shape `name`; ValueError names the shapes there are."""
     if name not in SHAPES:
-        raise ValueError(f"model.name is {name!r}, allowed for source 'shape': {', '.join(SHAPES)}")
+        raise ValueError(f"model.name is {name!r}, allowed for source 'dummy': {', '.join(SHAPES)}")
     return SHAPES[name]
 
 
