@@ -60,11 +60,14 @@ class Test(Frozen):
     @model_validator(mode="after")
     def _known(self) -> Test:
         if self.predicate not in PREDICATES:
-            raise ValueError(f"is must be one of {', '.join(PREDICATES)}, got {self.predicate!r}{nearest(self.predicate, PREDICATES)}")
+            near = nearest(self.predicate, PREDICATES)
+            raise ValueError(f"is must be one of {', '.join(PREDICATES)}, got {self.predicate!r}{near}")
         try:
             inspect.signature(PREDICATES[self.predicate]).bind(None, **self.arguments)
         except TypeError as error:
-            raise ValueError(f"arguments must be those of {self.predicate}, got {list(self.arguments)} ({error})") from None
+            raise ValueError(
+                f"arguments must be those of {self.predicate}, got {list(self.arguments)} ({error})"
+            ) from None
         return self
 
     def findings(self, lookup: Lookup) -> list[Finding]:
@@ -143,8 +146,8 @@ def read(path: Path) -> tuple[Claim, ...]:
             claims.append(Claim.model_validate(entry))
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise ValueError(f"{path.name} {entry.get('id')}: {where} {first['msg'].removeprefix('Value error, ')}".replace("  ", " ")) from None
+            said = [*map(str, first["loc"]), first["msg"].removeprefix("Value error, ")]
+            raise ValueError(f"{path.name} {entry.get('id')}: {' '.join(said)}") from None
         if sum(c.id == claims[-1].id for c in claims) > 1:
             raise ValueError(f"{path.name}: id must be there once, got {claims[-1].id} twice")
     return tuple(claims)
@@ -175,9 +178,12 @@ def row(claim: Claim, lookup: Lookup = evidence.table) -> dict[str, Any]:
     findings = claim.findings(lookup)
     verdict = combine(claim.scope, findings)
     study, ours = ([f for f in findings if (f.source in STUDY) == own] for own in (True, False))
-    shown = next((f for f in [*ours, *study] if f.verdict == verdict and not f.context), next(iter([*ours, *study]), Finding("undecided", "")))
+    ranked = sorted([*ours, *study], key=lambda f: (f.verdict != verdict, f.context))  # what decided comes first
+    shown = ranked[0] if ranked else Finding("undecided", "")
     lacking = {s: "no such run" for test in claim.tests for s in test.on} | {f.source: f.text for f in findings}
-    measured = [f"{f.source}: {f.text}" for f in ours] + [f"{s}: {text}" for s, text in lacking.items() if text == "no such run"]
+    measured = [f"{f.source}: {f.text}" for f in ours] + [
+        f"{s}: {text}" for s, text in lacking.items() if text == "no such run"
+    ]
     measured += [claim.why] * (verdict == "undecided" and bool(claim.why))
     if verdict == "undecided" and not any(not t.context for t in claim.tests):
         verdict = NOT_TESTABLE

@@ -74,8 +74,9 @@ def _row(ratio: dict, tests: pd.DataFrame, bases: pd.DataFrame, counts: pd.DataF
     apart = 1 + (0 if np.isnan(ratio["aa"]) else ratio["aa"])
     low, high = (ratio["ratio"] if np.isnan(ratio[n]) else ratio[n] for n in ("low", "high"))
     cost = times.ms.reindex(tests.run_id).mean() / times.ms.reindex(bases.run_id).mean()
+    gain = ratio["ratio"]
     row = {
-        "speedup": ratio["ratio"], "speedup_low": min(low, ratio["ratio"] / apart), "speedup_high": max(high, ratio["ratio"] * apart),
+        "speedup": gain, "speedup_low": min(low, gain / apart), "speedup_high": max(high, gain * apart),
         "step_cost": cost, "step_cost_low": cost / apart, "step_cost_high": cost * apart,
         "params_b": tests.resolved_num_parameters.max() / 1e9, "num_drafts": tests.num_drafts.sum(),
         "gpu_busy_pct_ratio": tests.gpu_busy_pct.mean() / bases.gpu_busy_pct.mean(),
@@ -87,12 +88,17 @@ def _row(ratio: dict, tests: pd.DataFrame, bases: pd.DataFrame, counts: pd.DataF
         row |= {name: tests[f"resolved_{name}"].iloc[0], f"base_{name}": bases[f"resolved_{name}"].iloc[0]}
     row |= _drafting(tests, bases, counts)
     row["step_over_k"] = row["tokens_per_step"] / row["mean_acceptance_length"]
-    position = np.array([[n, *p] for n, p in zip(tests.num_drafts, tests.num_accepted_tokens_per_pos, strict=True) if p is not None and len(p)])
-    if len(position) and position.sum(axis=0)[1:-1].sum():
-        held = position.sum(axis=0)
-        row["acceptance_rise"] = held[2:].sum() / held[1:-1].sum() - held[1] / held[0]
-    own = counts[counts.run_id.isin(tests.run_id)]
-    return row | {"longest_draft": own.longest.max()}
+    row["acceptance_rise"] = _rise(tests)
+    return row | {"longest_draft": counts[counts.run_id.isin(tests.run_id)].longest.max()}
+
+
+def _rise(runs: pd.DataFrame) -> float:
+    """Acceptance at positions 2 and later given the one before, less that at position 1."""
+    told = [p for p in runs.num_accepted_tokens_per_pos if p is not None and len(p)]
+    if not told:
+        return np.nan
+    held = np.array([runs.num_drafts.sum(), *np.sum(told, axis=0)])
+    return held[2:].sum() / held[1:-1].sum() - held[1] / held[0] if held[1:-1].sum() else np.nan
 
 
 def _joules(runs: pd.DataFrame) -> float:
@@ -122,15 +128,19 @@ def _drafting(tests: pd.DataFrame, bases: pd.DataFrame, counts: pd.DataFrame) ->
 def _counts(runs: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
     """COUNTS of each request, and its longest draft; a run without a drafter has no draft, one that does not tell NaN."""
     plain = requests.run_id.isin(runs[runs.num_drafts == 0].run_id)
-    told = [x if x is not None else ([] if p else None) for x, p in zip(requests.drafted_per_step, plain, strict=True)]
-    accepted = [sum(x) if x is not None else (0 if p else np.nan) for x, p in zip(requests.accepted_per_step, plain, strict=True)]
+
+    def each(column: str, of) -> np.ndarray:
+        held = [[] if nothing else steps for steps, nothing in zip(requests[column], plain, strict=True)]
+        return np.array([np.nan if steps is None else of(steps) for steps in held], dtype=float)
+
+    accepted = each("accepted_per_step", sum)
     return requests[["run_id", "request"]].assign(
         output=requests.num_output_tokens,
-        steps=requests.num_output_tokens - np.array(accepted, dtype=float),
-        drafts=[np.nan if x is None else np.count_nonzero(x) for x in told],
-        drafted=[np.nan if x is None else sum(x) for x in told],
+        steps=requests.num_output_tokens - accepted,
+        drafts=each("drafted_per_step", np.count_nonzero),
+        drafted=each("drafted_per_step", sum),
         accepted=accepted,
-        longest=[max(x, default=0) if x is not None else np.nan for x in told],
+        longest=each("drafted_per_step", lambda steps: max(steps, default=0)),
     )
 
 

@@ -16,6 +16,10 @@ import pandas as pd
 Verdict = Literal["supported", "refuted", "undecided"]
 Number = float | int
 SHARES = {"acceptance_rate"}  # shown as percentages
+WORDS = {
+    "mean_acceptance_length": "K", "mean_acceptance_length_ratio": "ratio of K", "step_cost": "R",
+    "step_over_k": "tokens per step / K", "gpu_busy_fall": "the busy share's fall", "throughput_tok_s": "tokens/s",
+}  # fmt: skip
 
 
 class Finding(NamedTuple):
@@ -49,7 +53,9 @@ def decide(yes: bool, no: bool = True) -> Verdict:
 def bounds(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
     """Columns value, low and high of a quantity; rows without a value are left out."""
     value = rows[quantity].astype(float)
-    low, high = (rows[f"{quantity}_{end}"].fillna(value) if f"{quantity}_{end}" in rows else value for end in ("low", "high"))
+    low, high = (
+        rows[f"{quantity}_{end}"].fillna(value) if f"{quantity}_{end}" in rows else value for end in ("low", "high")
+    )
     return pd.DataFrame({"value": value, "low": low, "high": high}).dropna(subset=["value"])
 
 
@@ -76,8 +82,7 @@ def numbers(held: pd.Series, quantity: str = "") -> str:
 
 def words(quantity: str) -> str:
     """A quantity's column in words."""
-    known = {"mean_acceptance_length": "K", "mean_acceptance_length_ratio": "ratio of K", "step_cost": "R", "step_over_k": "tokens per step / K"}
-    return known.get(quantity, quantity.replace("_pct", "").replace("_s_ratio", " ratio").replace("_", " "))
+    return WORDS.get(quantity, quantity.replace("_pct", "").replace("_s_ratio", " ratio").replace("_", " "))
 
 
 def _range(low: float, high: float, inside: bool) -> str:
@@ -108,7 +113,9 @@ def all_within(rows: pd.DataFrame, quantity: str, low: float = -np.inf, high: fl
     held = bounds(rows, quantity)
     yes, no = _inside(held, low, high)
     far = (np.maximum(low - held.value, held.value - high)).idxmax()
-    return _seen(rows, held, quantity, far, f"{no.sum()} of {len(held)} {_range(low, high, False)}", decide(yes.all(), no.any()))
+    return _seen(
+        rows, held, quantity, far, f"{no.sum()} of {len(held)} {_range(low, high, False)}", decide(yes.all(), no.any())
+    )
 
 
 @predicate
@@ -117,7 +124,9 @@ def any_within(rows: pd.DataFrame, quantity: str, low: float = -np.inf, high: fl
     held = bounds(rows, quantity)
     yes, no = _inside(held, low, high)
     deep = (np.maximum(low - held.value, held.value - high)).idxmin()
-    return _seen(rows, held, quantity, deep, f"{yes.sum()} of {len(held)} {_range(low, high, True)}", decide(yes.any(), no.all()))
+    return _seen(
+        rows, held, quantity, deep, f"{yes.sum()} of {len(held)} {_range(low, high, True)}", decide(yes.any(), no.all())
+    )
 
 
 @predicate
@@ -128,7 +137,8 @@ def share_within(
     held = bounds(rows, quantity)
     number = int(held.value.between(low, high).sum())
     least, median, most = held.value.quantile([0, 0.5, 1])
-    text = f"{words(quantity)} {shown(least, quantity)} to {shown(most, quantity)}, median {shown(median, quantity)}; {number} of {len(held)} {_range(low, high, True)}"
+    span = f"{shown(least, quantity)} to {shown(most, quantity)}, median {shown(median, quantity)}"
+    text = f"{words(quantity)} {span}; {number} of {len(held)} {_range(low, high, True)}"
     share = number / len(held)
     return Finding(decide(share >= at_least, share < below), text, median, least, most, len(held))
 
@@ -147,9 +157,10 @@ def close(
     asked = rows[by].map(value) if isinstance(value, Mapping) else pd.Series(float(value), found.index)
     tolerance = within if within is not None else relative * asked.abs()
     near = (found - asked).abs() <= tolerance
-    names = [of] if of else [name_of(row).rsplit(" ", 1)[-1] if by == "workload" else str(row[by]) for _, row in rows.iterrows()]
-    told = ", ".join(f"{n} {shown(v, quantity)}" if len(found) > 1 else shown(v, quantity) for n, v in zip(names, found, strict=True))
-    return Finding(decide(near.all(), not near.any()), f"{words(quantity)} {told}", float(found.mean()), n=len(found))
+    names = [f"{name} " for name in rows[by]] if len(found) > 1 else [""]
+    told = ", ".join(name + shown(v, quantity) for name, v in zip(names, found, strict=True))
+    text = f"{len(rows)}" if of == "count" else f"{words(quantity)} {told}"
+    return Finding(decide(near.all(), not near.any()), text, float(found.mean()), n=len(found))
 
 
 @predicate
@@ -162,7 +173,8 @@ def ordered(rows: pd.DataFrame, quantity: str, by: str, order: Sequence[Any], ea
         for a, b in zip(order, order[1:], strict=False):
             if found[a].notna().all() and found[b].notna().all():
                 verdicts.append(decide(found[b].low > found[a].high, found[b].high < found[a].low))
-        told.append(" ".join(map(str, key)) + ": " * bool(key) + ", ".join(f"{n} {numbers(v, quantity)}" for n, v in found.items() if v.notna().all()))
+        values = ", ".join(f"{n} {numbers(v, quantity)}" for n, v in found.items() if v.notna().all())
+        told.append(" ".join(map(str, key)) + ": " * bool(key) + values)
     verdict = decide(bool(verdicts) and set(verdicts) == {"supported"}, "refuted" in verdicts)
     return Finding(verdict, f"{words(quantity)} {'; '.join(told[:3])}", n=len(rows))
 
@@ -172,16 +184,17 @@ def best(rows: pd.DataFrame, quantity: str, by: str, value: Any) -> Finding:
     """Supported if the largest value is that of the rows where column `by` is `value`, refuted if another one is larger."""
     top = rows.groupby(by)[quantity].max()
     text = ", ".join(f"{name:g}: {shown(v, quantity)}" for name, v in top.items())
-    return Finding(decide(top.idxmax() == value), f"{words(quantity)} by {words(by)} {text}", float(top[value]), n=len(rows))
+    return Finding(
+        decide(top.idxmax() == value), f"{words(quantity)} by {words(by)} {text}", float(top[value]), n=len(rows)
+    )
 
 
 @predicate
 def both_signs(rows: pd.DataFrame, quantity: str, bound: float = 1.0, by: Sequence[str] = ()) -> Finding:
     """Supported if in one group of `by` one row's interval lies above the bound and another's below, refuted if in none."""
     held, mixed = bounds(rows, quantity), []
-    groups = rows.loc[held.index].groupby(list(by)).groups.values() if by else [held.index]
-    for index in groups:
-        group = held.loc[index]
+    groups = [held.loc[part.index] for _, part in rows.loc[held.index].groupby(list(by))] if by else [held]
+    for group in groups:
         if (group.low > bound).any() and (group.high < bound).any():
             mixed.append(group)
     text = f"both signs in {len(mixed)} of {len(groups)}"
@@ -194,7 +207,9 @@ def both_signs(rows: pd.DataFrame, quantity: str, bound: float = 1.0, by: Sequen
 
 
 @predicate
-def explains(rows: pd.DataFrame, x: str, y: str, by: Sequence[str] = (), at_least: float = 0.9, below: float = 0.5) -> Finding:
+def explains(
+    rows: pd.DataFrame, x: str, y: str, by: Sequence[str] = (), at_least: float = 0.9, below: float = 0.5
+) -> Finding:
     """Supported if log x explains `at_least` of the variance of log y and both rise together, refuted if under `below`; in
     every group of `by` with six rows or more."""
     shares = {}
@@ -234,8 +249,8 @@ def some(rows: pd.DataFrame, that: str) -> Finding:
 def _counted(rows: pd.DataFrame, that: str, holds: Callable[[pd.Series], bool]) -> Finding:
     yes = rows.eval(that, engine="python").astype(bool)
     odd = rows[yes] if yes.sum() <= len(rows) / 2 and yes.any() else rows[~yes]  # the rarer kind, as an example
-    text = f"{yes.sum()} of {len(rows)}" + (f", {'e.g.' if yes[odd.index[0]] else 'not'} {name_of(odd.iloc[0])}" if len(odd) else "")
-    return Finding(decide(bool(holds(yes))), text, float(yes.sum()), n=len(rows))
+    example = f", {'e.g.' if yes[odd.index[0]] else 'not'} {name_of(odd.iloc[0])}" if len(odd) else ""
+    return Finding(decide(bool(holds(yes))), f"{yes.sum()} of {len(rows)}{example}", float(yes.sum()), n=len(rows))
 
 
 @predicate

@@ -126,7 +126,7 @@ def main_cell(workload: str, method: str, *, model: str = MAIN_MODEL) -> pd.Seri
     method = "suffix" if method in ("study", "full") else method
     found = main(model).query("workload == @workload and method == @method")
     if len(found) != 1:
-        raise LookupError(f"workload, method and model must name one cell of the study's matrix, got {workload}, {method}, {model}")
+        raise LookupError(f"workload, method, model must name a cell of the matrix, got {workload}, {method}, {model}")
     return found.iloc[0]
 
 
@@ -145,8 +145,8 @@ def value(workload: str, method: str, quantity: str, *, model: str = MAIN_MODEL)
         return None
     if pd.isna(cell[quantity]):
         return None
-    text = f"published: {model}, {cell.num_gpus:.0f} x {cell.gpu.split()[0]}, n = 1 run of {cell.num_prompts:.0f} requests"
-    return Reference(float(cell[quantity]), text)
+    where = f"{model}, {cell.num_gpus:.0f} x {cell.gpu.split()[0]}"
+    return Reference(float(cell[quantity]), f"published: {where}, n = 1 run of {cell.num_prompts:.0f} requests")
 
 
 def memory_ratio(method: str, mix: str, model: str = MAIN_MODEL) -> float:
@@ -161,13 +161,14 @@ def memory_ratio(method: str, mix: str, model: str = MAIN_MODEL) -> float:
 def by_output_cap(method: str = "ngram") -> pd.DataFrame:
     """Speedup of the article's model by workload and output cap: three series of runs."""
     held = cells().query("campaign in ('REC1', 'REC1v2', 'SUB_093') and model == @MAIN_MODEL and method == @method")
-    return held[held.workload.isin(SINGLES)].sort_values("output_cap")[["workload", "output_cap", "num_prompts", "speedup"]]
+    return held[held.workload.isin(SINGLES)].sort_values("output_cap")
 
 
 @cache
 def real_models() -> pd.DataFrame:
     """What drafters find in the published answers of 23 real models to chat, by model and method."""
-    rows = pd.read_csv(FOLDER / "acceptance_by_model.csv").rename(columns={"method": "setting", "K": "mean_acceptance_length"})
+    names = {"method": "setting", "K": "mean_acceptance_length"}
+    rows = pd.read_csv(FOLDER / "acceptance_by_model.csv").rename(columns=names)
     return rows.assign(
         acceptance_rate=rows.num_accepted_tokens / rows.num_draft_tokens,
         step_over_k=rows.tokens_per_step / rows.mean_acceptance_length,

@@ -17,7 +17,7 @@ ANSWERS = ROOT / "params" / "recorded" / "answers.parquet"
 
 def _by_setting(rows: pd.DataFrame, settings: list[str]) -> pd.DataFrame:
     """Speedups (value, low, high) of several settings side by side, one row a workload (and concurrency)."""
-    keys = [c for c in ("model", "workload", "concurrency") if rows[c].notna().any()]
+    keys = [c for c in ("model", "workload", "concurrency") if c in rows and rows[c].notna().any()]
     parts = {s: rows[rows.setting == s] for s in settings}
     return pd.concat({s: bounds(r.set_index(keys), "speedup") for s, r in parts.items()}, axis=1, join="inner")
 
@@ -47,19 +47,24 @@ def linear_rule(rows: pd.DataFrame) -> Finding:
     """Refuted if K = 1 + a gamma is exact only for drafts of one length (an identity), and where they vary no nearer than the
     closed form."""
     k, a, gamma = rows.mean_acceptance_length, rows.acceptance_rate, rows.num_speculative_tokens
-    off = pd.DataFrame({"linear": 1 + a * gamma, "closed": (1 - a ** (gamma + 1)) / (1 - a)}).div(k, axis=0).sub(1).abs()
+    formed = pd.DataFrame({"linear": 1 + a * gamma, "closed": (1 - a ** (gamma + 1)) / (1 - a)})
+    off = formed.div(k, axis=0).sub(1).abs()
     fixed, varying = off[rows.setting == "ngram"].linear.max(), off[rows.setting == "suffix"].median()
-    text = f"ngram: off by at most {100 * fixed:.1f} %, as an identity must; suffix: {100 * varying.linear:.0f} %, closed form {100 * varying.closed:.0f} %"
+    text = (
+        f"ngram: off by at most {100 * fixed:.1f} %, as an identity must; "
+        f"suffix: {100 * varying.linear:.0f} %, closed form {100 * varying.closed:.0f} %"
+    )
     return Finding(decide(varying.linear < varying.closed, fixed < 0.01), text, varying.linear, n=len(rows))
 
 
 @predicate
 def most_of_the_gain(rows: pd.DataFrame, first: str, whole: str) -> Finding:
-    """Supported if on every workload setting `first` gives at least half of the gain of `whole`, refuted if on one it does not."""
+    """Supported if on every workload setting `first` gives half or more of the gain of `whole`, refuted if on one it does not."""
     gains = _by_setting(rows, [first, whole])
     share = (gains[first].value - 1) / (gains[whole].value - 1)
-    names = [key[1] if isinstance(key, tuple) else key for key in share.index]
-    text = ", ".join(f"{n} {100 * s:.0f} %" for n, s in zip(names, share, strict=True))
+    text = ", ".join(
+        f"{n} {100 * s:.0f} %" for n, s in zip(share.index.get_level_values("workload"), share, strict=True)
+    )
     return Finding(decide((share >= 0.5).all()), f"share of the gain: {text}", float(share.min()), n=len(share))
 
 
@@ -73,7 +78,8 @@ def rescues(rows: pd.DataFrame, slow: str, test: str) -> Finding:
         return Finding("undecided", f"{slow} slows down none of {len(both)}", n=len(both))
     after = held[test]
     worst = after.loc[after.value.idxmin()]
-    text = f"{slow} slows down {len(held)} of {len(both)}; under {test} {(after.low > 1).sum()} of them are faster, the slowest {numbers(worst)}"
+    faster = f"under {test} {(after.low > 1).sum()} of them are faster, the slowest {numbers(worst, 'speedup')}"
+    text = f"{slow} slows down {len(held)} of {len(both)}; {faster}"
     return Finding(decide((after.low > 1).all(), (after.high < 1).any()), text, *map(float, worst), len(held))
 
 
@@ -84,7 +90,8 @@ def fails_alone(rows: pd.DataFrame, at_least: int) -> Finding:
     failed = long[long.status == "crashed"]
     like = ["campaign", "workload", "method", "prompt_lookup_min", "prompt_lookup_max"]
     alone = failed.merge(rows[rows.status == "ok"], on=like)
-    text = f"{len(failed)} of {len(long)} runs with at least {at_least} crashed" + "; it changed the lookup range, too" * alone.empty
+    text = f"{len(failed)} of {len(long)} runs with at least {at_least} crashed"
+    text += "; it changed the lookup range, too" if alone.empty else ""
     return Finding(decide(not alone.empty, False), text, len(failed), n=len(long))
 
 
@@ -95,20 +102,20 @@ def prompt_alone_explains(rows: pd.DataFrame) -> Finding:
     A lookup of two tokens or more in the prompt copies only tokens that end a run of three that the prompt holds: their share
     of the recorded answers is the most that a search of prompts alone could have had accepted.
     """
-    texts, found = pd.read_parquet(ANSWERS), {}
-    for workload in texts.workload.unique():
-        counts = np.array([_copied(p, a) for p, a in texts[texts.workload == workload][["prompt", "answer"]].to_numpy()])
+    found = {}
+    for workload, texts in pd.read_parquet(ANSWERS).groupby("workload"):
+        counts = np.array([_copied(p, a) for p, a in zip(texts.prompt, texts.answer, strict=True)])
         found[workload] = stats.bootstrap([counts], lambda s: s[..., 0] / s[..., 1], resamples=300)
     accepted = 1 - 1 / bounds(rows, "tokens_per_step")  # of the output
     beyond = accepted.low > rows.workload.map({w: e.high for w, e in found.items()})
     ratio = accepted.value / rows.workload.map({w: e.value for w, e in found.items()})
     top = ratio.idxmax()
-    most = found[rows.workload[top]]
+    most, own = found[rows.workload[top]], accepted.loc[top]
     text = (
         f"{beyond.sum()} of {len(rows)} accept more than prompts hold; {name_of(rows.loc[top])}: "
-        f"{100 * accepted.value[top]:.1f} % of the output, prompts alone could give {100 * most.value:.1f} % [{100 * most.low:.1f}, {100 * most.high:.1f}]"
+        f"{own.value:.3f} of the output [{own.low:.3f}, {own.high:.3f}], prompts alone could give {most:.3f}"
     )
-    return Finding(decide(False, beyond.any()), text, *(float(accepted[c][top]) for c in ("value", "low", "high")), len(rows))
+    return Finding(decide(False, beyond.any()), text, own.value, own.low, own.high, len(rows))
 
 
 def _copied(prompt: np.ndarray, answer: np.ndarray) -> tuple[int, int]:
