@@ -84,7 +84,9 @@ class Test(Frozen):
             for column, value in self.where.items() if len(rows) else ():
                 rows = rows[rows[column].isin(value if isinstance(value, list | tuple) else [value])]
         quantity = self.arguments.get("quantity")
-        return rows.dropna(subset=[quantity]) if quantity in rows else rows.iloc[:0] if quantity else rows
+        if quantity:
+            rows = rows.dropna(subset=[quantity]) if quantity in rows else rows.iloc[:0]
+        return rows.reset_index(drop=True)
 
     def _judge(self, rows: pd.DataFrame | None, source: str) -> Finding:
         found = PREDICATES[self.predicate](rows, **self.arguments)
