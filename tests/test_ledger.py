@@ -305,6 +305,7 @@ def test_claims_by_notebook():
     assert sorted(i for n in names for i in ledger.tested_by(n).id) == [c.id for c in ledger.load()]
     assert ledger.tested_by("02_ngram.ipynb").equals(ledger.tested_by("02"))
     assert ledger.file_of("08") == "08_claims.ipynb" and ledger.file_of("77") == "77"
+    assert 'href="08_claims.ipynb"' in ledger.page(ledger.table(c for c in ledger.load()[:9] if c.notebook == "08"))
     with pytest.raises(ValueError, match="claim id must be one of"):
         ledger.get("C999")
 

@@ -6,6 +6,6 @@ ledger.table()               # all of them
 ledger.tested_by("02")       # id, claim and verdict of those that a notebook shows
 """
 
-from lib.ledger.claims import file_of, get, headline, load, sections, table, tested_by
+from lib.ledger.claims import file_of, get, headline, load, page, sections, table, tested_by
 
-__all__ = ["file_of", "get", "headline", "load", "sections", "table", "tested_by"]
+__all__ = ["file_of", "get", "headline", "load", "page", "sections", "table", "tested_by"]

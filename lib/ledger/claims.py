@@ -215,3 +215,14 @@ def tested_by(notebook: str) -> pd.DataFrame:
 def file_of(notebook: str) -> str:
     """File name of a notebook by its number; its number where there is none."""
     return next((path.name for path in sorted((ROOT / "notebooks").glob(f"{notebook[:2]}_*.ipynb"))), notebook)
+
+
+def page(rows: pd.DataFrame) -> str:
+    """Rows of the ledger as HTML for a page in notebooks/; the last column links to the notebook that shows the claim."""
+    links = [f'<a href="{file_of(n)}">{n}</a>' for n in rows.notebook]
+    names = {"study": "its own data", "measured": "measured here"}
+    shown = rows[["id", "claim", "study", "measured", "verdict", "confidence"]].rename(columns=names)
+    look = {"text-align": "left", "vertical-align": "top"}
+    return (
+        shown.assign(**{"shown in": links}).style.hide(axis="index").set_uuid("ledger").set_properties(**look).to_html()
+    )
