@@ -48,6 +48,7 @@ class Profile(Frozen):
     time_limit_s: float = Field(default=900, gt=0)  # of one engine process without a sign of life
     threads: int | None = Field(default=None, ge=1)  # CPU engine: OpenMP threads; None: all cores
     log: str | None = None  # a JSONL request log for workload jsonl, relative to the top folder
+    changed: bool = False  # whether a notebook's parameters changed the file's values
 
     @property
     def model(self) -> Model:
@@ -212,12 +213,13 @@ def from_notebook(namespace: Mapping[str, Any]) -> Profile:
     names = _given.get("names") if "In" in namespace else {n for n in namespace if not n.startswith("_")}
     if (mode := namespace.get("mode", "replay")) not in ("replay", "measure"):
         raise ProfileError(f"mode must be replay or measure, got {mode!r}")
-    known = {f.alias or n for n, f in Profile.model_fields.items()} | {"mode"}
+    known = {f.alias or n for n, f in Profile.model_fields.items()} - {"changed", "own_settings"} | {"mode"}
     for name in sorted(names or ()):
         if name not in known:
             raise ProfileError(f"unknown parameter {name}{nearest(name, known)}; parameters are {', '.join(sorted(known))}")
     given = {key: namespace[key] for key in known & (names or set()) if key in namespace and key not in ("profile", "mode")}
-    return load(str(namespace.get("profile", "cpu")), given)
+    changed = any(value is not None for value in given.values())
+    return load(str(namespace.get("profile", "cpu")), given).model_copy(update={"changed": changed})
 
 
 def _parameters(history: list[str] | None) -> set[str]:
