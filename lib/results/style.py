@@ -1,8 +1,8 @@
 """Figures: one style, the provenance line, files that are the same bytes for the same records, and drawing that notebooks share.
 
-    figure, ax = style.new("the finding, as the title")
-    style.sign(figure, "04", p.profile, runs)
-    style.save(figure, "03_ladder", p, mode)
+figure, ax = style.new("the finding, as the title")
+style.sign(figure, "04", p.profile, runs)
+style.save(figure, "03_ladder", p, mode)
 """
 
 from __future__ import annotations
