@@ -39,7 +39,8 @@ replay: env ## all notebooks from the committed records of PROFILE (default cpu)
 	@$(PY) -m lib reproduce $(PROFILE) --mode replay
 
 test: env ## unit, property and engine tests, then the notebooks against their saved outputs
-	@$(PY) -m pytest -q
+	@$(PY) -m pytest -q -n 2 -m "not engine"
+	@$(PY) -m pytest -q -m engine
 	@$(MAKE) nbval
 
 contract: env ## parrots on the real CPU engine: every family, setting, batch size and precision (the better part of an hour)

@@ -16,9 +16,10 @@ import numpy as np
 import pandas as pd
 
 from lib.results import settings, stats, table
+from lib.results.records import ROOT
 from lib.results.table import Tables
 
-__all__ = ["Tables", "color", "compare", "label", "load", "read", "requests", "step_times", "steps", "variability"]
+__all__ = ["ROOT", "Tables", "color", "compare", "label", "load", "read", "requests", "step_times", "steps", "variability"]
 
 # What makes two runs answer the same requests.
 QUESTION = ["model", "quantization", "dtype", "answers", "workload", "form", "seed", "concurrency", "num_prompts", "input_tokens", "output_tokens",
