@@ -49,8 +49,8 @@ def compare(
 
     ratio: output tokens a second, the base's as the mean of its repeats. low, high: 95 % interval over requests (their
     time per output token, as `stats.bootstrap` resamples it; what engines differ by is not in them), NaN without `requests`.
-    n_requests: different ones. aa: how far repeated runs, of any setting, of the group's sessions and concurrencies differ
-    at most (0.01: 1 %); of the sessions where no run of that concurrency was repeated, NaN without any. Raises ValueError
+    n_requests: different ones. aa: how far repeated runs, of any setting, of the group's sessions, models and concurrencies
+    differ at most (0.01: 1 %); of other concurrencies where none of these was repeated, NaN without any. Raises ValueError
     for an unknown setting or a run counted twice.
     """
     good, by = _good(runs), [by] if isinstance(by, str) else list(by)
@@ -67,7 +67,7 @@ def compare(
             continue
         ratio = _pooled([run for run, _ in pairs]) / _pooled([held.mean(numeric_only=True) for _, held in pairs])
         low, high = _interval(pairs, requests, ratio)
-        near = floors[floors.session.isin(group.session)]
+        near = floors[floors.session.isin(group.session) & floors.model.isin(group.model)]
         near = near if (own := near[near.concurrency.isin(group.concurrency)]).empty else own
         across = any(run.session not in set(held.session) for run, held in pairs)
         number = group.drop_duplicates(QUESTION).num_prompts.sum()
