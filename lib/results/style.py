@@ -76,9 +76,8 @@ def provenance(notebook: str, profile: str, runs: pd.DataFrame) -> str:
     good = runs[runs.status == "ok"]
     number = f"{len(good)} runs, {good.num_prompts.sum():.0f} requests"
     when = f"measured {some(good.measured.str[:10])} @ {some(good.commit.str[:7])}"
-    return " · ".join([
-        notebook, profile, some(good.model), f"vLLM {some(good.resolved_vllm_version)}", some(good.gpu.fillna(good.cpu)), number, when,
-    ])  # fmt: skip
+    on = f"vLLM {some(good.resolved_vllm_version)} · {some(good.gpu.fillna(good.cpu))}"
+    return " · ".join([notebook, profile, some(good.model), on, number, when])
 
 
 def sign(figure: Figure, text: str, profile: str = "", runs: pd.DataFrame | None = None) -> None:
