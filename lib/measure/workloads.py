@@ -154,7 +154,7 @@ def build(workload: Workload, tokenizer: Tokenizer | None = None, vocab_size: in
     """The prompts of a workload; same workload, same token ids, on every machine.
 
     `random` needs `vocab_size` only, all others a tokenizer. A mix is shuffled by its seed and shares no prompt with the
-    single workloads, unless `reuse_prompts` asks for the study's way. Raises WorkloadError, corpus.CorpusError.
+    single workloads. Raises WorkloadError, corpus.CorpusError.
     """
     name, seed, target = workload.name, workload.seed, workload.input_tokens
     if name == "random":
@@ -177,10 +177,9 @@ def build(workload: Workload, tokenizer: Tokenizer | None = None, vocab_size: in
 
     if name in KINDS:
         return draw(name, random.Random(f"{seed}/{name}"), workload.num_prompts)
-    own = name if not workload.reuse_prompts else None
     prompts = []
     for kind, number in mix_counts(name, workload.num_prompts).items():
-        prompts += draw(kind, random.Random(f"{seed}/{own}/{kind}" if own else f"{seed}/{kind}"), number)
+        prompts += draw(kind, random.Random(f"{seed}/{name}/{kind}"), number)
     random.Random(f"{seed}/{name}/order").shuffle(prompts)
     return prompts
 
