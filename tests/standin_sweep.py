@@ -1,11 +1,11 @@
-"""Engine cells for the stand-in engine in tests/standin, and what two runs of them must agree on."""
+"""Runs for the stand-in engine in tests/standin, and what two measurements of them must agree on."""
 
 import os
 from pathlib import Path
 
-from lib import params
-from lib.cells import Cell, Workload
-from lib.records import Store
+from lib.measure import plan, profiles
+from lib.results.records import Store
+from lib.results.run import Run, Workload
 
 FOLDER = Path(__file__).parent / "standin"
 
@@ -17,29 +17,26 @@ def use(monkeypatch, cache: Path, step_s: float = 0.002) -> None:
     monkeypatch.setenv("STANDIN_STEP_S", str(step_s))
 
 
-def profile(**changes) -> params.Profile:
-    model = {"source": "shape", "name": "opt-125m"}
-    return params.load("cpu", {"model": model, "threads": 1, "time_limit_s": 60} | changes)
+def profile(**changes) -> profiles.Profile:
+    model = {"source": "dummy", "name": "opt-125m"}
+    return profiles.load("cpu", {"model": model, "threads": 1, "time_limit_s": 60} | changes)
 
 
-def cells(num_engines: int, num_cells: int, output_tokens: int = 20) -> list[Cell]:
-    """`num_engines` engines with `num_cells` engine cells each, told apart by their seeds."""
-    base = profile().base_engine
+def runs(num_engines: int, num_runs: int, output_tokens: int = 20) -> list[Run]:
+    """`num_engines` engines with `num_runs` runs each, distinguished by their seeds."""
+    p = profile()
+    base = plan.engine_of(p, p.model, p.menu["vanilla"])
     return [
-        Cell(
+        Run(
             engine=base.model_copy(update={"repeat": i}),
             workload=Workload(name="random", form="raw", num_prompts=4, input_tokens=8, seed=100 * i + j),
-            output_tokens=output_tokens, batch_size=2, keep_tokens=True, setting=f"arm{i}",
+            output_tokens=output_tokens, concurrency=2, setting=f"arm{i}",
         )
         for i in range(num_engines)
-        for j in range(num_cells)
+        for j in range(num_runs)
     ]  # fmt: skip
 
 
 def facts(store: Store) -> dict:
-    """All that must not depend on where and when an engine cell was measured."""
-    found = {}
-    for r in store.all():
-        tokens = store.trace(r).output_token_ids if r.has_trace else None
-        found[r.cell_id] = (r.status, r.counters, r.output_hash, tokens, [q.output_hash for q in r.requests])
-    return found
+    """All that must not depend on where and when a run was measured."""
+    return {r.run.plan_id: (r.status, r.counters, r.output_hash, [q.output_hash for q in r.requests]) for r in store.all()}

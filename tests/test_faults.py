@@ -11,13 +11,14 @@ import psutil
 import pytest
 import standin_sweep
 
-from lib import engines, records
+from lib.measure import engines
+from lib.results import records
 
 ROOT = Path(__file__).parents[1]
 
 
-def run(cells, folder):
-    return engines.run(cells, standin_sweep.profile(), progress=False, folder=folder)
+def run(runs, folder):
+    return engines.run(runs, standin_sweep.profile(), progress=False, folder=folder)
 
 
 @pytest.fixture
@@ -31,25 +32,25 @@ def change_events(monkeypatch, change):
     monkeypatch.setattr(engines.Process, "events", lambda self, *args: change(self, original(self, *args)))
 
 
-def test_an_engine_that_ends_between_storing_a_cell_and_saying_so(standin, tmp_path):
+def test_an_engine_that_ends_between_storing_a_run_and_saying_so(standin, tmp_path):
     ended = []
 
     def change(process, events):
         for event in events:
             if event["event"] == "done" and not ended:
-                ended.append(event["cell_id"])
+                ended.append(event["plan_id"])
                 yield {"event": "died", "reason": "the engine process ended with code -9"}
                 return
             yield event
 
     change_events(standin, change)
-    cells = standin_sweep.cells(1, 3)
-    store = run(cells, tmp_path)
-    assert [store.get(c).status for c in cells] == ["ok"] * 3 and ended == [cells[0].cell_id]
+    runs = standin_sweep.runs(1, 3)
+    store = run(runs, tmp_path)
+    assert [store.get(c).status for c in runs] == ["ok"] * 3 and ended == [runs[0].plan_id]
 
 
 @pytest.mark.parametrize("where", ["done", "end"])
-def test_an_interrupt_or_a_death_between_two_cells_leaves_the_finished_one(where, standin, tmp_path):
+def test_an_interrupt_or_a_death_between_two_runs_leaves_the_finished_one(where, standin, tmp_path):
     def change(process, events):
         for event in events:
             yield event
@@ -61,18 +62,18 @@ def test_an_interrupt_or_a_death_between_two_cells_leaves_the_finished_one(where
                 return
 
     change_events(standin, change)
-    cells = standin_sweep.cells(1, 2)
+    runs = standin_sweep.runs(1, 2)
     if where == "done":
         with pytest.raises(KeyboardInterrupt):
-            run(cells, tmp_path)
+            run(runs, tmp_path)
     else:
-        run(cells, tmp_path)
+        run(runs, tmp_path)
     held = records.Store(tmp_path / "records")
-    assert held.get(cells[0]).status == "ok"
-    assert held.get(cells[1]).status == ("interrupted" if where == "done" else "crashed")
+    assert held.get(runs[0]).status == "ok"
+    assert held.get(runs[1]).status == ("interrupted" if where == "done" else "crashed")
 
 
-def test_an_engine_that_dies_after_its_last_cell_has_failed_nothing(standin, tmp_path):
+def test_an_engine_that_dies_after_its_last_run_has_failed_nothing(standin, tmp_path):
     def change(process, events):
         for event in events:
             if event["event"] == "end":
@@ -80,23 +81,23 @@ def test_an_engine_that_dies_after_its_last_cell_has_failed_nothing(standin, tmp
             yield event
 
     change_events(standin, change)
-    store = run(standin_sweep.cells(1, 2), tmp_path)
+    store = run(standin_sweep.runs(1, 2), tmp_path)
     assert [r.status for r in store.all()] == ["ok", "ok"]
 
 
 @pytest.fixture
 def spare(standin):
     """A machine on which the next engine's process is started early."""
-    standin.setattr(engines.params, "count_gpus", lambda: 1)
-    standin.setattr(engines.params, "count_cpus", lambda: 16)
+    standin.setattr(engines.machine, "count_gpus", lambda: 1)
+    standin.setattr(engines.machine, "count_cpus", lambda: 16)
     return standin
 
 
 def test_an_engine_started_early_measures_the_same(standin, tmp_path):
-    alone = run(standin_sweep.cells(3, 2), tmp_path / "alone")
-    standin.setattr(engines.params, "count_gpus", lambda: 1)
-    standin.setattr(engines.params, "count_cpus", lambda: 16)
-    store = run(standin_sweep.cells(3, 2), tmp_path / "early")
+    alone = run(standin_sweep.runs(3, 2), tmp_path / "alone")
+    standin.setattr(engines.machine, "count_gpus", lambda: 1)
+    standin.setattr(engines.machine, "count_cpus", lambda: 16)
+    store = run(standin_sweep.runs(3, 2), tmp_path / "early")
     assert standin_sweep.facts(store) == standin_sweep.facts(alone)
 
 
@@ -112,7 +113,7 @@ def test_the_next_engine_waits_for_its_word(spare, tmp_path):
             yield event
 
     change_events(spare, change)
-    store = run(standin_sweep.cells(2, 2), tmp_path)
+    store = run(standin_sweep.runs(2, 2), tmp_path)
     assert [r.status for r in store.all()] == ["ok"] * 4
     assert seen and all(len(others) == 1 for others in seen)
     assert started[1].child.pid == seen[0][0].pid
@@ -126,18 +127,18 @@ def test_an_interrupt_ends_the_engine_started_early_too(spare, tmp_path):
 
     change_events(spare, change)
     with pytest.raises(KeyboardInterrupt):
-        run(standin_sweep.cells(3, 2), tmp_path)
+        run(standin_sweep.runs(3, 2), tmp_path)
     assert not psutil.Process().children(recursive=True)
 
 
 def test_random_kills_of_the_whole_sweep(standin, tmp_path):
     """SIGKILL to the caller, again and again: no engine outlives it, and the store ends as an undisturbed run's."""
-    cells = standin_sweep.cells(3, 4)
-    alone = run(cells, tmp_path / "alone")
+    runs = standin_sweep.runs(3, 4)
+    alone = run(runs, tmp_path / "alone")
     script = (
-        "import sys\nfrom pathlib import Path\nsys.path.insert(0, 'tests')\nimport standin_sweep\nfrom lib import engines\n"
-        f"cells, p, folder = standin_sweep.cells(3, 4), standin_sweep.profile(), Path({str(tmp_path / 'killed')!r})\n"
-        "print('ready', flush=True)\nengines.run(cells, p, progress=False, folder=folder)\n"
+        "import sys\nfrom pathlib import Path\nsys.path.insert(0, 'tests')\nimport standin_sweep\nfrom lib.measure import engines\n"
+        f"runs, p, folder = standin_sweep.runs(3, 4), standin_sweep.profile(), Path({str(tmp_path / 'killed')!r})\n"
+        "print('ready', flush=True)\nengines.run(runs, p, progress=False, folder=folder)\n"
     )
     rng = random.Random(0)
     for _ in range(5):
@@ -152,5 +153,5 @@ def test_random_kills_of_the_whole_sweep(standin, tmp_path):
             assert not alive, "an engine outlived its caller"
         parent.wait()
         parent.stdout.close()
-    store = run(cells, tmp_path / "killed")
+    store = run(runs, tmp_path / "killed")
     assert standin_sweep.facts(store) == standin_sweep.facts(alone)

@@ -1,4 +1,4 @@
-"""Jupyter's stop button: an interrupted kernel ends its engine, records the running cell and goes on."""
+"""Jupyter's stop button: an interrupted kernel ends its engine, records what was under way and goes on."""
 
 import os
 import time
@@ -8,7 +8,7 @@ import psutil
 import standin_sweep
 from jupyter_client.manager import start_new_kernel
 
-from lib import records
+from lib.results import records
 
 ROOT = Path(__file__).parents[1]
 RUN = """
@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import standin_sweep
-from lib import engines
-engines.run(standin_sweep.cells(1, 2, output_tokens=900), standin_sweep.profile(), progress=False, folder=Path({folder!r}))
+from lib.measure import engines
+engines.run(standin_sweep.runs(1, 2, output_tokens=900), standin_sweep.profile(), progress=False, folder=Path({folder!r}))
 """
 
 
@@ -33,7 +33,7 @@ def test_the_stop_button_leaves_no_engine(tmp_path, monkeypatch):
             assert time.monotonic() < end, "no engine was started"
             time.sleep(0.1)
         engine = kernel.children()
-        time.sleep(3)  # past the start: the first cell runs
+        time.sleep(3)  # past the start: the first run is under way
         manager.interrupt_kernel()
         reply = client.get_shell_msg(timeout=30)
         while reply["parent_header"].get("msg_id") != asked:

@@ -31,6 +31,7 @@ SOCKET_VARIABLE = "SPECULATION_FORK_SERVER"
 EVENTS_VARIABLE = "SPECULATION_EVENTS_FD"  # where an engine process finds the pipe for its events
 GO = b"g"  # what an engine process is told: build the engine
 _MAX_REQUEST = 1 << 20
+_LONGEST = 60  # characters of a temporary folder; a socket's path may have about 100 in all
 
 
 class Forked:
@@ -61,7 +62,8 @@ def open_fork_server(env: dict[str, str]) -> Iterator[None]:
 
     Returns when vLLM has been imported. Where that fails, engines are started one by one and say why.
     """
-    with tempfile.TemporaryDirectory(prefix="speculation-fork-") as folder:
+    short = None if len(tempfile.gettempdir()) <= _LONGEST else "/tmp"
+    with tempfile.TemporaryDirectory(prefix="speculation-fork-", dir=short) as folder:
         where = Path(folder) / "socket"
         child = subprocess.Popen(
             [sys.executable, "-m", "lib.measure.forkserver", str(where)], env=env, start_new_session=True,

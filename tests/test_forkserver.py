@@ -10,7 +10,7 @@ import psutil
 import pytest
 import standin_sweep
 
-from lib import engines, nursery
+from lib.measure import engines, forkserver
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[1]
 def opened(tmp_path, monkeypatch):
     standin_sweep.use(monkeypatch, tmp_path / "cache")
     p = standin_sweep.profile()
-    with nursery.open_nursery(engines.environment(standin_sweep.cells(1, 1)[0], p)):
+    with forkserver.open_fork_server(engines.environment(standin_sweep.runs(1, 1)[0], p)):
         yield p
-    assert nursery.address() is None and not psutil.Process().children(recursive=True)
+    assert forkserver.address() is None and not psutil.Process().children(recursive=True)
 
 
 def parents(monkeypatch) -> list[int]:
@@ -38,12 +38,12 @@ def parents(monkeypatch) -> list[int]:
 
 
 def test_forked_engines_measure_what_started_ones_do(opened, tmp_path, monkeypatch):
-    cells, seen = standin_sweep.cells(3, 2), parents(monkeypatch)
-    forked = engines.run(cells, opened, progress=False, folder=tmp_path / "forked")
+    runs, seen = standin_sweep.runs(2, 2), parents(monkeypatch)
+    forked = engines.run(runs, opened, progress=False, folder=tmp_path / "forked")
     assert len(set(seen)) == 1 and os.getpid() not in seen
-    os.environ.pop(nursery.SOCKET_VARIABLE)
-    started = engines.run(cells, opened, progress=False, folder=tmp_path / "started")
-    assert seen[3:] == [os.getpid()] * 3
+    os.environ.pop(forkserver.SOCKET_VARIABLE)
+    started = engines.run(runs, opened, progress=False, folder=tmp_path / "started")
+    assert seen[2:] == [os.getpid()] * 2
     assert standin_sweep.facts(forked) == standin_sweep.facts(started)
 
 
@@ -58,7 +58,7 @@ def test_a_killed_engine_is_a_record_and_the_next_is_forked_again(opened, tmp_pa
                 os.kill(self.child.pid, signal.SIGKILL)
 
     monkeypatch.setattr(engines.Process, "events", events)
-    store = engines.run(standin_sweep.cells(1, 3), opened, progress=False, folder=tmp_path / "runs")
+    store = engines.run(standin_sweep.runs(1, 3), opened, progress=False, folder=tmp_path / "runs")
     by_status = {r.status: r for r in store.all()}
     assert sorted(r.status for r in store.all()) == ["crashed", "ok", "ok"]
     assert "ended with code -9" in by_status["crashed"].reason
@@ -74,31 +74,34 @@ def test_an_interrupt_ends_the_forked_engine(opened, tmp_path, monkeypatch):
 
     monkeypatch.setattr(engines.Process, "events", events)
     with pytest.raises(KeyboardInterrupt):
-        engines.run(standin_sweep.cells(1, 2), opened, progress=False, folder=tmp_path / "runs")
+        engines.run(standin_sweep.runs(1, 2), opened, progress=False, folder=tmp_path / "runs")
     assert pids and not psutil.pid_exists(pids[0])
 
 
-def test_a_killed_opener_leaves_nothing(tmp_path, monkeypatch):
+def test_a_killed_opener_leaves_nothing_however_long_the_temporary_folder_s_path(tmp_path, monkeypatch):
     standin_sweep.use(monkeypatch, tmp_path / "cache")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    temporary = tmp_path / ("long" * 30)  # a socket's own path may have 107 bytes
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     script = (
-        "import os, time\nfrom lib import nursery\nwith nursery.open_nursery(dict(os.environ)):\n"
-        "    print('ready', flush=True)\n    time.sleep(60)\n"
+        "import os, time\nfrom lib.measure import forkserver\nwith forkserver.open_fork_server(dict(os.environ)):\n"
+        "    print(forkserver.address(), flush=True)\n    time.sleep(60)\n"
     )
-    opener = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE)
-    assert opener.stdout.readline() == b"ready\n" and list(tmp_path.glob("speculation-nursery-*/socket"))
+    opener = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    where = Path(opener.stdout.readline().strip())
+    assert where.is_socket()
     (child,) = psutil.Process(opener.pid).children()
     opener.kill()
     opener.wait()
     opener.stdout.close()
     assert not psutil.wait_procs([child], timeout=20)[1]
-    assert not list(tmp_path.glob("speculation-nursery-*"))
+    assert not where.parent.exists()
 
 
-def test_without_vllm_engines_start_by_themselves(tmp_path, monkeypatch):
+def test_without_vllm_engines_start_by_themselves(tmp_path):
     broken = tmp_path / "vllm"
     broken.mkdir()
     (broken / "__init__.py").write_text("raise ImportError")
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    with nursery.open_nursery(env):
-        assert nursery.address() is None
+    with forkserver.open_fork_server(env):
+        assert forkserver.address() is None
