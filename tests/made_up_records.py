@@ -1,48 +1,45 @@
 """Made-up records for tests of what is computed from records; they claim no measurement."""
 
-from lib.cells import Cell, Engine, Speculative, Workload
-from lib.records import Counters, Provenance, Record, Request, Resolved, Trace
+from lib.results.records import Counters, Provenance, Record, Request, Resolved, Trace
+from lib.results.run import Engine, Run, Workload
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2, "prompt_lookup_max": 3}
 
 
-def cell(setting="vanilla", workload="sonnet", seed=0, speculative=None, **changes) -> Cell:
+def run(setting="vanilla", workload="sonnet", seed=0, speculative=None, **changes) -> Run:
+    """speculative: vLLM's `speculative_config`."""
     values = {
-        "engine": Engine(speculative=speculative),
+        "engine": Engine(arguments={"speculative_config": speculative} if speculative else {}),
         "workload": Workload(name=workload, num_prompts=2, input_tokens=8, seed=seed),
         "output_tokens": 10,
-        "batch_size": 2,
+        "concurrency": 2,
         "setting": setting,
     }
-    return Cell(**values | changes)
+    return Run(**values | changes)
 
 
-NGRAM = Speculative(method="ngram", num_speculative_tokens=3, prompt_lookup_min=2, prompt_lookup_max=3)
-
-
-def record(asked: Cell, *, wall_s=2.0, tpot_s=0.1, tokens=10, drafts=0, drafted=0, accepted=(), steps=20, **changes):
+def record(asked: Run, *, wall_s=2.0, tpot_s=0.1, tokens=10, drafts=0, drafted=0, accepted=(), steps=20, session=None,
+           **changes) -> Record:  # fmt: skip
     """Two requests of `tokens` tokens, each token `tpot_s` after the one before."""
     requests = tuple(
         Request(
-            num_prompt_tokens=8,
-            num_output_tokens=tokens,
-            first_token_s=0.1,
-            last_token_s=0.1 + tpot_s * (tokens - 1),
-            finish_reason=reason,
-            output_hash=f"h{i}",
-        )  # fmt: skip
+            num_prompt_tokens=8, num_output_tokens=tokens, first_token_s=0.1, last_token_s=0.1 + tpot_s * (tokens - 1),
+            finish_reason=reason, output_hash=f"{i:016x}",
+        )
         for i, reason in enumerate(("length", "stop"))
-    )
+    )  # fmt: skip
     values = {
-        "cell": asked,
+        "run": asked,
         "status": "ok",
         "wall_s": wall_s,
         "counters": Counters(
             num_output_tokens=2 * tokens, num_prompt_tokens=16, num_drafts=drafts, num_draft_tokens=drafted,
             num_accepted_tokens=sum(accepted), num_accepted_tokens_per_pos=tuple(accepted), num_engine_steps=10,
-            num_request_steps=steps, request_steps_source="engine",
+            num_request_steps=steps,
         ),
         "requests": requests,
         "resolved": Resolved(vllm_version="0.0", runner="V1", async_scheduling=False, cudagraph_mode="NONE"),
-        "provenance": Provenance(measured="2026-01-01T00:00:00Z", commit="abcdef0", cpu="a CPU"),
+        "provenance": Provenance(measured="2026-01-01T00:00:00Z", commit="abcdef0", cpu="a CPU", session=session),
     }  # fmt: skip
     return Record(**values | changes)
 
