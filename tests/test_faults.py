@@ -11,7 +11,7 @@ import psutil
 import pytest
 import standin_sweep
 
-from lib.measure import engines
+from lib.measure import engines, plan
 from lib.results import records
 
 ROOT = Path(__file__).parents[1]
@@ -155,3 +155,52 @@ def test_random_kills_of_the_whole_sweep(standin, tmp_path):
         parent.stdout.close()
     store = run(runs, tmp_path / "killed")
     assert standin_sweep.facts(store) == standin_sweep.facts(alone)
+
+
+def test_an_interrupt_before_the_first_run_is_recorded_and_measured_again_unasked(standin, tmp_path):
+    def change(process, events):
+        for event in events:
+            yield event
+            if event["event"] == "ready":
+                raise KeyboardInterrupt
+
+    runs = standin_sweep.runs(1, 2)
+    with standin.context() as patch:
+        change_events(patch, change)
+        with pytest.raises(KeyboardInterrupt):
+            run(runs, tmp_path)
+    assert not psutil.Process().children(recursive=True)
+    held = records.Store(tmp_path / "records")
+    assert held.get(runs[0]).status == "interrupted" and held.get(runs[1]) is None
+    assert len(plan.missing(runs, held)) == 1
+    assert [r.status for r in run(runs, tmp_path).all()] == ["ok", "ok"]
+
+
+def test_the_time_limit_ends_a_silent_engine(standin, tmp_path):
+    standin.setenv("STANDIN_STEP_S", "5")
+    asked, limited = standin_sweep.runs(1, 2), standin_sweep.profile(time_limit_s=1)
+    store = engines.run(asked, limited, progress=False, folder=tmp_path)
+    assert [store.get(r).status for r in asked] == ["timeout", "timeout"]
+    assert "time_limit_s" in store.get(asked[0]).reason
+    assert not psutil.Process().children(recursive=True)
+
+
+def test_two_sweeps_into_one_store(tmp_path):
+    with engines.held(tmp_path), pytest.raises(engines.StoreBusy, match="another process measures into it"):
+        run(standin_sweep.runs(1, 1), tmp_path)
+
+
+def test_a_dead_holder_s_lock_is_free(tmp_path):
+    script = (
+        "from pathlib import Path\nimport time\nfrom lib.measure import engines\n"
+        f"with engines.held(Path({str(tmp_path)!r})):\n    print('held', flush=True)\n    time.sleep(60)\n"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(engines.StoreBusy), engines.held(tmp_path):
+        pass
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+    with engines.held(tmp_path):
+        pass

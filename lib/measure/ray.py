@@ -1,4 +1,4 @@
-"""Many engines at once: a plan spread over many GPUs or hosts through Ray, and where each engine would go.
+"""Many engines at once: a plan spread over many GPUs or hosts through Ray.
 
 Each engine is one Ray task that asks for its GPUs and runs the same worker in a process group of its own. A finished
 run's files travel to the driver, which alone holds the store. Ray is imported inside functions only.
@@ -69,7 +69,9 @@ def _import_ray(address: str) -> ModuleType:
     try:
         import ray
     except ImportError:
-        raise FanoutError(f"--ray is {address!r}, allowed: only with Ray installed (make ray-env)") from None
+        raise FanoutError(
+            f"--ray must be given with Ray installed (make ray-env), got {address!r} without it"
+        ) from None
     return ray
 
 
@@ -79,12 +81,12 @@ def _knock(address: str) -> None:
         return
     host, _, port = address.rpartition(":")
     if not port.isdigit() or not host or "/" in host:
-        raise FanoutError(f"--ray is {address!r}, allowed: local, auto or HOST:PORT of a running cluster's head")
+        raise FanoutError(f"--ray must be local, auto or HOST:PORT of a running cluster's head, got {address!r}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except (OSError, OverflowError) as error:
         raise FanoutError(
-            f"--ray is {address!r}, allowed: local, auto or HOST:PORT where a cluster answers ({error})"
+            f"--ray must be local, auto or HOST:PORT where a cluster answers, got {address!r} ({error})"
         ) from None
 
 
@@ -102,7 +104,7 @@ def _connected(ray: ModuleType, address: str) -> Iterator[None]:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         hint = "" if address == "local" else "; one that asks for a token wants RAY_AUTH_MODE=token here too"
         raise FanoutError(
-            f"--ray is {address!r}, allowed: local or a running cluster's address ({why}{hint})"
+            f"--ray must be local or a running cluster's address, got {address!r} ({why}{hint})"
         ) from None
     try:
         yield
@@ -144,8 +146,8 @@ def _check(engine: _Engine, needs: dict[str, Any], nodes: list[dict]) -> None:
         most = max((n["Resources"].get(resource, 0) for n in nodes), default=0)
         if needs.get(key, 0) > most:
             raise FanoutError(
-                f"{engine.name} asks for {needs[key]:g} {resource}s, allowed: at most those of one node of the "
-                f"cluster ({most:g})"
+                f"{engine.name} must ask for at most the {resource}s of one node of the cluster ({most:g}), "
+                f"got {needs[key]:g}"
             )
 
 
@@ -161,7 +163,8 @@ def run(
     """`engines.run` over the Ray cluster at `address` (`local`: one of this machine's own).
 
     A lost node's engine goes on elsewhere with the runs that have not come back. KeyboardInterrupt ends all engines,
-    records their running runs as interrupted and is raised again. Raises FanoutError, params.ParamsError, StoreBusy.
+    records their running runs as interrupted and is raised again. Raises FanoutError, StoreBusy, and what
+    `machine.check` raises on a node.
     """
     ray = _import_ray(address)
     folder = folder or records.runs_folder(profile.profile)
@@ -234,7 +237,7 @@ class _Sweep:
                 self.lose(engine, "the task ended early")
             return False
         except errors.RayTaskError as error:
-            raise error.cause from None  # raised by our own code over there, e.g. a ParamsError
+            raise error.cause from None  # raised by our own code over there, e.g. a MachineError
         except errors.RayError as error:
             self.lose(engine, f"{type(error).__name__}")
             return False
