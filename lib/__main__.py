@@ -80,9 +80,18 @@ def reproduce(
 @app.command()
 def sweep(
     profile: ProfileName,
-    settings: Annotated[str | None, typer.Option(help="settings to measure, e.g. vanilla,ngram; default: the profile's")] = None,
-    retry: Annotated[str, typer.Option(help=f"measure failed runs again: failed, or some of {','.join(plan.FAILURES)}")] = "",
-    ray_address: Annotated[str | None, typer.Option("--ray", metavar="ADDRESS", help="spread the engines over this Ray cluster; local: this machine's GPUs")] = None,
+    settings: Annotated[
+        str | None, typer.Option(help="settings to measure, e.g. vanilla,ngram; default: the profile's")
+    ] = None,
+    retry: Annotated[
+        str, typer.Option(help=f"measure failed runs again: failed, or some of {','.join(plan.FAILURES)}")
+    ] = "",
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray", metavar="ADDRESS", help="spread the engines over this Ray cluster; local: this machine's GPUs"
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option(help="show the plan and stop")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -103,17 +112,23 @@ def sweep(
             typer.echo(planned.to_json(orient="records", indent=1))
         else:
             typer.echo(planned.to_string(index=False) if len(planned) else "nothing is missing")
-            typer.echo(f"{len(groups)} engines, {planned.runs.sum()} runs of {len(asked)}; {planned.minutes.sum():.0f} minutes estimated")
+            typer.echo(
+                f"{len(groups)} engines, {planned.runs.sum()} runs of {len(asked)}; {planned.minutes.sum():.0f} minutes estimated"
+            )
         if dry_run:
             return
-        store = ray.run(asked, p, address=ray_address, retry=again) if ray_address else engines.run(asked, p, retry=again)
+        store = (
+            ray.run(asked, p, address=ray_address, retry=again) if ray_address else engines.run(asked, p, retry=again)
+        )
         ended = [r for r in map(store.get, asked) if r is not None]
         if not as_json:
             typer.echo(plan.outcome(ended).to_string())
         failed = [r for r in ended if r.status != "ok"]
         typer.echo(f"{len(ended) - len(failed)} of {len(asked)} runs measured", err=as_json)
         for r in failed:
-            typer.echo(f"{r.run.setting} {r.run.workload.name} at {r.run.concurrency}: {r.status}, {r.reason}", err=True)
+            typer.echo(
+                f"{r.run.setting} {r.run.workload.name} at {r.run.concurrency}: {r.status}, {r.reason}", err=True
+            )
         if failed:
             raise typer.Exit(1)
 
@@ -147,7 +162,9 @@ def status(profile: ProfileName, mode: ModeOption = Mode.measure, as_json: AsJso
 
 @app.command()
 def snapshot(
-    profile: ProfileName, out: Annotated[Path, typer.Option(help="a .csv or .parquet file")], mode: ModeOption = Mode.replay
+    profile: ProfileName,
+    out: Annotated[Path, typer.Option(help="a .csv or .parquet file")],
+    mode: ModeOption = Mode.replay,
 ) -> None:
     """Write the runs as one table."""
     with _sentences():

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lib import metrics, replay
-from lib.cells import Cell, Engine, Speculative, Workload
-from lib.records import Resolved, Trace
+from lib.answer import replay
+from lib.results.run import Speculative
 
 HAS_SUFFIX = importlib.util.find_spec("arctic_inference") is not None
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
@@ -31,13 +30,6 @@ def ngram(gamma: int = 3, low: int = 2, high: int = 5) -> Speculative:
 def suffix(gamma: int = 8, cached: int = 0, **changes) -> Speculative:
     return Speculative(
         method="suffix", num_speculative_tokens=gamma, suffix_decoding_max_cached_requests=cached, **changes
-    )
-
-
-def padded(kind: str = "PaddedNgram", gamma: int = 3, **options) -> Speculative:
-    lookup = {"prompt_lookup_min": 2, "prompt_lookup_max": 5} if kind == "PaddedNgram" else {}
-    return Speculative(
-        method="custom_class", drafter=kind, num_speculative_tokens=gamma, drafter_options=lookup | options
     )
 
 
@@ -149,8 +141,8 @@ def test_a_periodic_output_is_drafted_in_one_go():
     assert done.counters.num_accepted_tokens_per_pos == (1, 1, 1)
     assert done.counters.num_output_tokens == 5
     assert done.counters.num_prompt_tokens == 5
-    assert metrics.tokens_per_step(done.counters) == 2.5
-    assert metrics.draft_coverage(done.counters) == 0.5
+    assert done.counters.num_output_tokens / done.counters.num_request_steps == 2.5
+    assert done.counters.num_drafts / done.counters.num_request_steps == 0.5
     assert done.steps["running"].tolist() == [1, 1]
     assert done.steps["prefills"].tolist() == [1, 0]
     assert done.steps["uniform"].tolist() == [0, 1]
@@ -161,13 +153,6 @@ def test_accepted_drafts_count_before_the_output_is_cut():
     done = run([PERIODIC._replace(num_output_tokens=2)], ngram())
     assert done.counters.num_output_tokens == 2
     assert done.counters.num_accepted_tokens == 3
-
-
-def test_accepted_drafts_are_told_by_their_source():
-    # 7 8 are copied from the prompt and 9 from the output
-    assert replay.ngram_sources([PERIODIC], 2, 5, 3) == replay.Sources(prompt=2, output=1)
-    alone = replay.stream([1, 2, 3], [4, 5, 6, 4, 5, 6, 4, 5, 6])
-    assert replay.ngram_sources([alone], 2, 5, 3).prompt == 0
 
 
 def test_without_speculation_every_step_emits_one_token():
@@ -239,42 +224,7 @@ def test_runner_v2_drafts_always_and_fills_with_the_last_token():
     # token
     assert done.per_step[0][0][0] == 2
     assert done.per_step[0][1][0] == 2
-    assert metrics.draft_coverage(done.counters) == pytest.approx(1 - 1 / done.counters.num_request_steps)
-    assert done.counters.num_filling_tokens > 0
-
-
-def test_a_padded_drafter_fills_what_it_found():
-    plain, full = run([PERIODIC], ngram(gamma=6)), run([PERIODIC], padded(gamma=6))
-    assert plain.counters.num_draft_tokens == 3
-    assert full.counters.num_draft_tokens == 6
-    assert full.counters.num_filling_tokens == 3
-    assert full.steps["uniform"].tolist() == [0, 1]
-    assert metrics.acceptance_rate(full.counters) == metrics.acceptance_rate(plain.counters) == 1
-
-
-def test_filling_with_the_draft_itself_continues_a_loop():
-    last, repeat = (run([PERIODIC], padded(gamma=6, fill=fill)) for fill in ("last", "repeat"))
-    assert last.counters.num_accepted_tokens == 3
-    assert repeat.counters.num_accepted_tokens == 6
-
-
-def test_a_padded_drafter_may_skip_steps_without_a_draft():
-    streams = [replay.stream([1, 2, 3], [4, 5, 6, 7, 8, 9, 10])]
-    assert run(streams, padded()).counters.num_drafts > 0
-    assert run(streams, padded(when_empty="skip")).counters.num_drafts == 0
-
-
-def test_a_gamma_schedule_follows_the_batch():
-    schedule = padded(gamma=3, gamma_schedule="1:3,2:1")
-    assert run([PERIODIC] * 2, schedule).steps["draft_tokens"].max() == 2  # two requests, one token each
-    assert run([PERIODIC], schedule).steps["draft_tokens"].max() == 3
-
-
-def test_the_null_drafter_drafts_nothing():
-    done = run([PERIODIC], padded("NullDrafter"))
-    assert done.counters.num_drafts == 0
-    assert done.counters.num_accepted_tokens_per_pos == (0, 0, 0)
-    assert done.steps["uniform"].sum() == 0  # its steps carry 1 and not 1 + gamma tokens
+    assert done.counters.num_drafts / done.counters.num_request_steps == pytest.approx(1 - 1 / done.counters.num_request_steps)
 
 
 def test_the_prefix_cache_saves_prompt_tokens_in_whole_blocks():
@@ -319,34 +269,15 @@ def test_step_and_request_rows_agree():
     assert len(done.steps["running"]) == c.num_engine_steps
 
 
-def test_of_cell_takes_the_engines_own_limits():
-    engine = Engine(speculative=ngram(), max_num_seqs=4, max_model_len=64)
-    cell = Cell(
-        engine=engine,
-        workload=Workload(name="random", num_prompts=2, input_tokens=5),
-        output_tokens=5,
-        batch_size=2,
-    )
-    resolved = Resolved(
-        vllm_version="0", runner="V2", async_scheduling=False, cudagraph_mode="NONE",
-        max_num_batched_tokens=128, block_size=16, num_gpu_blocks=10,
-    )  # fmt: skip
-    simulation = replay.Simulation.of_cell(cell, resolved)
-    assert (simulation.max_num_seqs, simulation.max_model_len, simulation.budget) == (2, 64, 128)
-    assert simulation.drafter.latest
-    assert simulation.prefixes.block_size == 16
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: run([]), "streams holds no request"),
-        (lambda: run([replay.stream([], [1])]), "request 0 has 0 prompt tokens"),
-        (lambda: run([replay.stream([1], [])]), "request 0 has no output token"),
-        (lambda: run([replay.stream(range(9), [1])], max_model_len=9), "allowed: 1 to max_model_len - 1"),
-        (lambda: run([PERIODIC], max_num_seqs=0), "max_num_seqs is 0"),
-        (lambda: run([PERIODIC], padded("WalkingDrafter")), "drafter is 'WalkingDrafter'"),
-        (lambda: replay.of_trace(Trace()), "trace holds no token ids"),
+        (lambda: run([]), "streams must hold"),
+        (lambda: run([replay.stream([], [1])]), "request 0 must have 1 to"),
+        (lambda: run([replay.stream([1], [])]), "request 0 must have at least 1 output"),
+        (lambda: run([replay.stream(range(9), [1])], max_model_len=9), "must have 1 to 8 prompt tokens"),
+        (lambda: run([PERIODIC], max_num_seqs=0), "max_num_seqs must be at least 1, got 0"),
+        (lambda: run([PERIODIC], Speculative(method="eagle", num_speculative_tokens=1)), "method must be ngram"),
     ],
 )
 def test_impossible_requests_are_one_sentence(make, message):
@@ -386,14 +317,6 @@ def test_suffix_memory_holds_no_more_requests_than_asked():
     assert len(simulation.drafter.cache.cached_requests) <= 5
 
 
-@needs_suffix
-def test_padded_suffix_finds_what_suffix_finds():
-    plain = run([PERIODIC], suffix(gamma=4))
-    full = run([PERIODIC], padded("PaddedSuffix", gamma=4, max_cached_requests=0))
-    assert full.counters.num_draft_tokens - full.counters.num_filling_tokens >= plain.counters.num_draft_tokens
-    assert full.counters.num_request_steps <= plain.counters.num_request_steps
-
-
 # ---- properties ----
 
 STREAMS = st.lists(
@@ -407,8 +330,8 @@ STREAMS = st.lists(
     max_size=7,
 )
 METHODS = st.sampled_from(
-    [None, ngram(4), padded(gamma=4), padded(gamma=4, fill="repeat"), padded(gamma=4, when_empty="skip")]
-    + ([suffix(6), suffix(6, cached=50), padded("PaddedSuffix", gamma=6)] if HAS_SUFFIX else [])
+    [None, ngram(4)]
+    + ([suffix(6), suffix(6, cached=50)] if HAS_SUFFIX else [])
 )
 
 
@@ -435,7 +358,7 @@ def test_counts_add_up(streams, speculative, max_num_seqs, budget, block_size):
     assert verified.max() <= budget
 
 
-@given(STREAMS, st.sampled_from([ngram(4), padded(gamma=4)]), st.integers(1, 5))
+@given(STREAMS, st.just(ngram(4)), st.integers(1, 5))
 @settings(max_examples=60, deadline=None)
 def test_a_drafter_without_memory_does_not_see_the_batch(streams, speculative, max_num_seqs):
     alone, together = run(streams, speculative, 1), run(streams, speculative, max_num_seqs)

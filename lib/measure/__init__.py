@@ -1,7 +1,7 @@
 """What needs an engine: profiles, plans, weights, workloads and the processes that measure. For notebooks:
 
-    p = measure.profile(globals())
-    runs, requests, steps = measure.collect(p, mode, settings=["vanilla", "ngram"])
+p = measure.profile(globals())
+runs, requests, steps = measure.collect(p, mode, settings=["vanilla", "ngram"])
 """
 
 from __future__ import annotations
@@ -37,10 +37,16 @@ def collect(p: Profile, mode: str = "replay", settings: Iterable[str] | None = N
     for _, run in runs[runs.status != "ok"].iterrows():
         print(f"failed: {run.setting} {run.workload} at {run.concurrency}: {run.status}, {run.reason}")
     if len(good):
-        print(f"{p.profile}: {good.plan_id.nunique()} of {len(asked)} runs; settings {', '.join(dict.fromkeys(good.setting))}")
+        print(
+            f"{p.profile}: {good.plan_id.nunique()} of {len(asked)} runs; settings {', '.join(dict.fromkeys(good.setting))}"
+        )
     else:
-        held = {name: ", ".join(map(str, sorted(set(tables.runs[name])))) for name in ("setting", "workload", "concurrency")}
-        print(f"no records of profile {p.profile} for these parameters; available: {held if len(tables.runs) else 'none'}")
+        held = {
+            name: ", ".join(map(str, sorted(set(tables.runs[name])))) for name in ("setting", "workload", "concurrency")
+        }
+        print(
+            f"no records of profile {p.profile} for these parameters; available: {held if len(tables.runs) else 'none'}"
+        )
     return Tables(
         good.reset_index(drop=True),
         *(t[t.run_id.isin(good.run_id)].reset_index(drop=True) for t in (tables.requests, tables.steps)),

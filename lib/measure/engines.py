@@ -109,7 +109,9 @@ class Process:
         os.close(write)
         self.events_fd = read
 
-    def _launch(self, plan: Path, env: dict[str, str], log: BinaryIO, events: int) -> subprocess.Popen | forkserver.Forked:
+    def _launch(
+        self, plan: Path, env: dict[str, str], log: BinaryIO, events: int
+    ) -> subprocess.Popen | forkserver.Forked:
         """The process, in a group of its own: forked from a fork server where there is one for it, else started."""
         if self.runs[0].engine.in_process and (where := forkserver.address()):
             return forkserver.Forked(where, plan, env, log.fileno(), events)

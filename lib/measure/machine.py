@@ -120,11 +120,19 @@ def check(runs: Iterable[Run]) -> None:
         for part, names in known.items():
             for key in arguments if not part else arguments.get(part[:-1]) or {}:
                 if names and key not in names:
-                    raise SettingError(f"{where}{part}{key} must be an argument of vLLM's{nearest(key, names)}, got {key!r}")
+                    raise SettingError(
+                        f"{where}{part}{key} must be an argument of vLLM's{nearest(key, names)}, got {key!r}"
+                    )
         if config and methods and config.get("method") not in methods:
             got = config.get("method")
-            raise SettingError(f"{where}speculative_config.method must be one that vLLM has{nearest(got, methods)}, got {got!r}")
+            raise SettingError(
+                f"{where}speculative_config.method must be one that vLLM has{nearest(got, methods)}, got {got!r}"
+            )
         if config.get("method") == "suffix" and importlib.util.find_spec("arctic_inference") is None:
-            raise MachineError(f"{where}speculative_config.method suffix needs the package arctic-inference==0.1.1 (make env)")
+            raise MachineError(
+                f"{where}speculative_config.method suffix needs the package arctic-inference==0.1.1 (make env)"
+            )
         if run.engine.num_gpus > max(have, 1) and arguments.get("distributed_executor_backend") != "ray":
-            raise MachineError(f"engine.tensor_parallel_size must be at most the GPUs present ({have}), got {run.engine.num_gpus}")
+            raise MachineError(
+                f"engine.tensor_parallel_size must be at most the GPUs present ({have}), got {run.engine.num_gpus}"
+            )

@@ -89,7 +89,11 @@ def store_of(p: Profile, *, owner: bool = False) -> Store:
 def overview(groups: list[list[Run]], held: pd.DataFrame) -> pd.DataFrame:
     """A plan as a table, one row an engine, with minutes as runs of the same model took in `held`; NaN without any."""
     rows = []
-    good = held[held.status == "ok"] if len(held) else pd.DataFrame(columns=["model", "concurrency", "wall_s", "engine_start_s"])
+    good = (
+        held[held.status == "ok"]
+        if len(held)
+        else pd.DataFrame(columns=["model", "concurrency", "wall_s", "engine_start_s"])
+    )
     for group in groups:
         engine = group[0].engine
         alike = good[good.model == engine.model.name]
@@ -106,7 +110,12 @@ def outcome(ended: Iterable[Record]) -> pd.DataFrame:
     """How runs ended, by model and setting."""
     rows = [{"model": r.run.engine.model.name, "setting": r.run.setting, "ok": r.status == "ok", "failed": r.status != "ok",
              "minutes": (r.wall_s or 0) / 60} for r in ended]  # fmt: skip
-    return pd.DataFrame(rows, columns=["model", "setting", "ok", "failed", "minutes"]).groupby(["model", "setting"]).sum().round(1)
+    return (
+        pd.DataFrame(rows, columns=["model", "setting", "ok", "failed", "minutes"])
+        .groupby(["model", "setting"])
+        .sum()
+        .round(1)
+    )
 
 
 def write_csv(tables: table.Tables, path: Path) -> None:

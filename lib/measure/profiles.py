@@ -71,7 +71,11 @@ class Profile(Frozen):
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         many = [value] if isinstance(value, Mapping | Model) else value
-        return [_with_content(m) if isinstance(m, Mapping) else m for m in many] if isinstance(many, list | tuple) else value
+        return (
+            [_with_content(m) if isinstance(m, Mapping) else m for m in many]
+            if isinstance(many, list | tuple)
+            else value
+        )
 
     @model_validator(mode="after")
     def _known(self) -> Profile:
@@ -86,11 +90,19 @@ class Profile(Frozen):
                     raise ValueError(f"{field} must be among {', '.join(names)}, got {name!r}{nearest(name, names)}")
         for field, low in (("concurrency", 1), ("num_prompts", 1), ("seeds", 0), ("repeats", 1)):
             value = getattr(self, field)
-            numbers = [n for v in (value.values() if isinstance(value, dict) else [value]) for n in (v if isinstance(v, tuple) else [v])]
+            numbers = [
+                n
+                for v in (value.values() if isinstance(value, dict) else [value])
+                for n in (v if isinstance(v, tuple) else [v])
+            ]
             if field != "repeats" and not numbers or min(numbers, default=low) < low:
-                raise ValueError(f"{field} must be whole numbers from {low}, got {list(value) if isinstance(value, tuple) else value}")
+                raise ValueError(
+                    f"{field} must be whole numbers from {low}, got {list(value) if isinstance(value, tuple) else value}"
+                )
         for field in ("num_prompts", "seeds"):
-            lacking = [c for c in self.concurrency if isinstance(getattr(self, field), dict) and c not in getattr(self, field)]
+            lacking = [
+                c for c in self.concurrency if isinstance(getattr(self, field), dict) and c not in getattr(self, field)
+            ]
             if lacking:
                 raise ValueError(f"{field} must have an entry for each concurrency, got none for {lacking[0]}")
         if "jsonl" in self.workloads and not (self.log and (ROOT / self.log).is_file()):
@@ -111,7 +123,9 @@ class Profile(Frozen):
                     f"got {self.answers} with {model.source}"
                 )
             if model.source == "packaged" and model.name not in weights.PACKAGED:
-                raise ValueError(f"model.name must be one of {', '.join(weights.PACKAGED)} with source packaged, got {model.name!r}")
+                raise ValueError(
+                    f"model.name must be one of {', '.join(weights.PACKAGED)} with source packaged, got {model.name!r}"
+                )
             if model.source == "dummy":
                 shapes.config_of(model.name)
             if model.source == "parrot":
@@ -169,7 +183,9 @@ def validate(values: Mapping[str, Any], where: str) -> Profile:
     try:
         return Profile.model_validate(values)
     except (ValidationError, parrot.ParrotError) as error:
-        raise ProfileError(_sentence(error, where) if isinstance(error, ValidationError) else f"{where}: {error}") from None
+        raise ProfileError(
+            _sentence(error, where) if isinstance(error, ValidationError) else f"{where}: {error}"
+        ) from None
 
 
 def path_of(name: str) -> Path:
@@ -179,7 +195,9 @@ def path_of(name: str) -> Path:
         path = ROOT / path
     if not path.exists():
         known = sorted(p.stem for p in PARAMS.glob("*.yaml") if p != menu.PATH)
-        raise ProfileError(f"profile must be one of {', '.join(known)}, or a .yaml file, got {name!r}{nearest(name, known)}")
+        raise ProfileError(
+            f"profile must be one of {', '.join(known)}, or a .yaml file, got {name!r}{nearest(name, known)}"
+        )
     return path
 
 
@@ -190,12 +208,16 @@ def load(name: str, overrides: Mapping[str, Any] | None = None) -> Profile:
     """
     path = path_of(name)
     values = menu.read_yaml(path)
-    if isinstance(listed := values.get("settings"), list):  # a profile's own definitions outlive an overriding list of names
+    if isinstance(
+        listed := values.get("settings"), list
+    ):  # a profile's own definitions outlive an overriding list of names
         values["own_settings"] = {k: v for item in listed if isinstance(item, Mapping) for k, v in item.items()}
     for key, value in (overrides or {}).items():
         if value is not None:
             held = values.get(key)
-            values[key] = menu.merged(held, value) if isinstance(held, Mapping) and isinstance(value, Mapping) else value
+            values[key] = (
+                menu.merged(held, value) if isinstance(held, Mapping) and isinstance(value, Mapping) else value
+            )
     return validate(values, path.name if not overrides else f"{path.name} and notebook parameters")
 
 
@@ -216,8 +238,12 @@ def from_notebook(namespace: Mapping[str, Any]) -> Profile:
     known = {f.alias or n for n, f in Profile.model_fields.items()} - {"changed", "own_settings"} | {"mode"}
     for name in sorted(names or ()):
         if name not in known:
-            raise ProfileError(f"unknown parameter {name}{nearest(name, known)}; parameters are {', '.join(sorted(known))}")
-    given = {key: namespace[key] for key in known & (names or set()) if key in namespace and key not in ("profile", "mode")}
+            raise ProfileError(
+                f"unknown parameter {name}{nearest(name, known)}; parameters are {', '.join(sorted(known))}"
+            )
+    given = {
+        key: namespace[key] for key in known & (names or set()) if key in namespace and key not in ("profile", "mode")
+    }
     changed = any(value is not None for value in given.values())
     return load(str(namespace.get("profile", "cpu")), given).model_copy(update={"changed": changed})
 
@@ -232,5 +258,10 @@ def _parameters(history: list[str] | None) -> set[str]:
             break
         if not statements or not all(isinstance(s, ast.Assign | ast.AnnAssign) for s in statements):
             break
-        names |= {t.id for s in statements for t in (s.targets if isinstance(s, ast.Assign) else [s.target]) if isinstance(t, ast.Name)}
+        names |= {
+            t.id
+            for s in statements
+            for t in (s.targets if isinstance(s, ast.Assign) else [s.target])
+            if isinstance(t, ast.Name)
+        }
     return names

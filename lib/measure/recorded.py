@@ -30,7 +30,6 @@ class Request(NamedTuple):
     num_cipher_tokens: int  # the prompt's first ones
 
 
-
 @cache
 def _recorded(name: str) -> list[tuple[list[int], list[int]]]:
     import pyarrow.compute as pc
@@ -56,8 +55,7 @@ def _logged(workload: Workload) -> list[tuple[list[int], list[int]]]:
         raise WorkloadError(str(error)) from None
     # the log's own end token is the parrot's, which it says by itself
     end = getattr(tokenizer, "eos_token_id", None)
-    pairs = ((s.prompt_token_ids.tolist(), s.output_token_ids.tolist()) for s in log.streams)
-    return [(prompt, answer[:-1] if answer[-1] == end else answer) for prompt, answer in pairs]
+    return [(prompt, answer[:-1] if answer[-1] == end else answer) for prompt, answer in log.requests]
 
 
 def _ids(pairs: list[tuple[list[int], list[int]]]) -> np.ndarray:

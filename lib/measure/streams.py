@@ -27,7 +27,6 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-
 LENGTH = 512  # tokens of a prompt, and of an answer
 MIN_PROMPT = 64  # a shorter prompt holds too few lines
 

@@ -289,9 +289,7 @@ class Runner:
         before, per_before = _read_metrics(self.llm)
         with StepRecorder(self.llm.llm_engine) as recorder, monitor.Monitor(num_gpus=run.engine.num_gpus) as watch:
             start = time.monotonic()
-            outputs = self.generate(
-                ids, run.output_tokens, run.ignore_eos, run.concurrency, recorder, run.temperature
-            )
+            outputs = self.generate(ids, run.output_tokens, run.ignore_eos, run.concurrency, recorder, run.temperature)
             wall_s = time.monotonic() - start
         after, per_after = _read_metrics(self.llm)
         self.seen.update(map(tuple, ids))

@@ -19,11 +19,25 @@ from lib.results import settings, stats, table
 from lib.results.records import ROOT
 from lib.results.table import Tables
 
-__all__ = ["ROOT", "Tables", "color", "compare", "label", "load", "read", "requests", "step_times", "steps", "variability"]
+__all__ = [
+    "ROOT",
+    "Tables",
+    "color",
+    "compare",
+    "label",
+    "load",
+    "read",
+    "requests",
+    "step_times",
+    "steps",
+    "variability",
+]
 
 # What makes two runs answer the same requests.
-QUESTION = ["model", "quantization", "dtype", "answers", "workload", "form", "seed", "concurrency", "num_prompts", "input_tokens", "output_tokens",
-            "temperature"]  # fmt: skip
+QUESTION = [
+    "model", "quantization", "dtype", "answers", "workload", "form", "seed", "concurrency", "num_prompts",
+    "input_tokens", "output_tokens", "temperature",
+]  # fmt: skip
 COLUMNS = ["ratio", "low", "high", "n_runs", "n_requests", "aa", "across_sessions"]
 
 

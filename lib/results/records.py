@@ -134,7 +134,9 @@ class Record(Frozen):
     def run_id(self) -> str:
         """What was asked and the session in which it was measured."""
         session = self.provenance.session
-        return hashlib.sha256(f"{self.run.plan_id} {session}".encode()).hexdigest()[:12] if session else self.run.plan_id
+        return (
+            hashlib.sha256(f"{self.run.plan_id} {session}".encode()).hexdigest()[:12] if session else self.run.plan_id
+        )
 
 
 class Trace(Frozen):

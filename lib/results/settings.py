@@ -39,7 +39,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         values = YAML(typ="safe", pure=True).load(io.StringIO(path.read_text(encoding="utf-8")))
     except (YAMLError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path.name} must be valid YAML in UTF-8, got: {' '.join(str(error).split())[:300]}") from None
+        raise SettingError(
+            f"{path.name} must be valid YAML in UTF-8, got: {' '.join(str(error).split())[:300]}"
+        ) from None
     except OSError as error:
         raise SettingError(f"{path.name} must be a readable file, got: {error.strerror}") from None
     if not isinstance(values, dict):
@@ -55,7 +57,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     """`base` with `change` on top, mappings within them key by key."""
-    both = {k: merged(base[k], v) for k, v in change.items() if isinstance(v, Mapping) and isinstance(base.get(k), Mapping)}
+    both = {
+        k: merged(base[k], v) for k, v in change.items() if isinstance(v, Mapping) and isinstance(base.get(k), Mapping)
+    }
     return {**base, **change, **both}
 
 
@@ -83,7 +87,9 @@ def resolve(definitions: Mapping[str, Any]) -> dict[str, Setting]:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise SettingError(f"settings.{name}.{where} {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}") from None
+            raise SettingError(
+                f"settings.{name}.{where} {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}"
+            ) from None
     return made
 
 

@@ -188,7 +188,9 @@ def _empty() -> Tables:
     """No runs, with all columns."""
     from lib.results.run import Engine, Run, Workload
 
-    asked = Run(engine=Engine(), workload=Workload(name="chat", num_prompts=1, input_tokens=1), concurrency=1, output_tokens=1)
+    asked = Run(
+        engine=Engine(), workload=Workload(name="chat", num_prompts=1, input_tokens=1), concurrency=1, output_tokens=1
+    )
     names = list(flat(Record(run=asked, status="invalid", provenance=Provenance(measured=""))))
     columns = (names, ["run_id", "request", *Request.model_fields], ["run_id", *records.STEP_COLUMNS])
     return Tables(*(pd.DataFrame(columns=c) for c in columns))

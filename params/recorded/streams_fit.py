@@ -1,6 +1,6 @@
 """What the made-up streams of `lib.measure.streams` count under the ngram drafter, beside the study; `fit` finds their recipes.
 
-    python params/recorded/streams_fit.py [fit]
+python params/recorded/streams_fit.py [fit]
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A reader's own requests: JSONL logs of prompts and completions, plain or chat, as streams to replay.
+"""A reader's own requests: JSONL logs of prompts and completions, plain or chat, as token ids.
 
 Good lines are used whatever the others look like; bad ones are counted and listed, each with one sentence.
 """
@@ -13,17 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from tqdm.auto import tqdm
 
-from lib.records import ROOT
-from lib.replay import Stream, stream
+from lib.results.records import ROOT
 
 EXAMPLE = "figures/data/example_log.jsonl"
 
 
 class LogError(ValueError):
     """A request log that cannot be used at all; one sentence says why and what is allowed."""
+
+
+class Pair(NamedTuple):
+    """One request: ids of its prompt and of what was answered, the end token included where there was one."""
+
+    prompt: list[int]
+    output: list[int]
 
 
 class BadLine(NamedTuple):
@@ -37,14 +42,14 @@ class BadLine(NamedTuple):
 class Log:
     """A request log: the usable requests, the lines left out, and what a reader must know about the rest."""
 
-    streams: tuple[Stream, ...]
+    requests: tuple[Pair, ...]
     bad: tuple[BadLine, ...]
     notes: tuple[str, ...]
 
     @property
     def num_tokens(self) -> int:
         """Output tokens of the usable requests."""
-        return sum(s.num_output_tokens for s in self.streams)
+        return sum(len(r.output) for r in self.requests)
 
 
 def locate(name: str | None = None) -> Path:
@@ -75,10 +80,10 @@ def read(path: Path | str, tokenizer: Any = None, *, vocab_size: int | None = No
     """
     path = Path(path)
     if not path.is_file():
-        raise LogError(f"log is {str(path)!r}, allowed: a readable .jsonl file")
+        raise LogError(f"log must be a readable .jsonl file, got {str(path)!r}")
     size = vocab_size or (len(tokenizer) if hasattr(tokenizer, "__len__") else None)
     bad: list[BadLine] = []
-    good: list[tuple[int, Stream, str | None]] = []
+    good: list[tuple[int, Pair, str | None]] = []
     sampled = 0
     with path.open("rb") as file:
         lines = tqdm(file, desc="reading", unit="line", disable=not progress, file=sys.stderr)
@@ -97,7 +102,7 @@ def read(path: Path | str, tokenizer: Any = None, *, vocab_size: int | None = No
         bad += [
             BadLine(
                 number,
-                f"model is {model!r}, allowed: one model, hence one tokenizer, a log ({kept!r} is kept)",
+                f"must be of one model, hence one tokenizer, a log ({kept!r} is kept), got {model!r}",
             )
             for number, _, model in good
             if model != kept
@@ -105,7 +110,7 @@ def read(path: Path | str, tokenizer: Any = None, *, vocab_size: int | None = No
         good = [line for line in good if line[2] == kept]
     if not good:
         why = f"; line {bad[0].number}: {bad[0].reason}" if bad else ""
-        raise LogError(f"{path.name} holds no usable request, allowed: at least one line{why}")
+        raise LogError(f"{path.name} must hold at least one usable request, got none{why}")
     notes = []
     if bad:
         notes.append(f"{len(bad)} of {len(bad) + len(good)} lines are left out.")
@@ -123,9 +128,9 @@ def _entry(line: bytes) -> dict:
     try:
         entry = json.loads(line)
     except ValueError:
-        raise _Line("is no JSON, allowed: one JSON object a line") from None
+        raise _Line("must be one JSON object, got something else") from None
     if not isinstance(entry, dict):
-        raise _Line(f"is a JSON {type(entry).__name__}, allowed: an object")
+        raise _Line(f"must be a JSON object, got a {type(entry).__name__}")
     return entry
 
 
@@ -134,21 +139,21 @@ def _is_sampled(entry: Mapping) -> bool:
     return isinstance(temperature, (int, float)) and temperature > 0
 
 
-def _request_of(entry: Mapping, tokenizer: Any, vocab_size: int | None) -> Stream:
-    """The stream of one log line. Raises _Line."""
+def _request_of(entry: Mapping, tokenizer: Any, vocab_size: int | None) -> Pair:
+    """The ids of one log line. Raises _Line."""
     if "prompt_token_ids" in entry or "output_token_ids" in entry:
         prompt = _ids(entry, "prompt_token_ids", vocab_size)
-        return stream(prompt, _ids(entry, "output_token_ids", vocab_size))
+        return Pair(prompt, _ids(entry, "output_token_ids", vocab_size))
     messages, completion = entry.get("messages"), entry.get("completion")
     if messages is not None:
         if not (isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages)):
-            raise _Line("messages is no list of chat turns, allowed: [{'role': ..., 'content': ...}, ...]")
+            raise _Line("messages must be chat turns: [{'role': ..., 'content': ...}, ...]")
         if completion is None and messages[-1].get("role") == "assistant":
             messages, completion = messages[:-1], messages[-1].get("content")
     if not isinstance(completion, str) or not completion:
-        raise _Line("completion is missing, allowed: text in 'completion', or a last turn by the assistant")
+        raise _Line("must have text in 'completion', or a last turn by the assistant; got neither")
     if tokenizer is None:
-        raise _Line("holds text, allowed without a tokenizer: prompt_token_ids and output_token_ids")
+        raise _Line("must have prompt_token_ids and output_token_ids where no tokenizer is given, got text")
     try:
         if messages is not None:
             prompt = tokenizer.apply_chat_template(
@@ -157,7 +162,7 @@ def _request_of(entry: Mapping, tokenizer: Any, vocab_size: int | None) -> Strea
         elif isinstance(text := entry.get("prompt"), str) and text:
             prompt = tokenizer.encode(text)
         else:
-            raise _Line("prompt is missing, allowed: text in 'prompt', or chat turns in 'messages'")
+            raise _Line("must have text in 'prompt', or chat turns in 'messages'; got neither")
     except _Line:
         raise
     except Exception as error:  # a template raises whatever its author chose
@@ -168,17 +173,17 @@ def _request_of(entry: Mapping, tokenizer: Any, vocab_size: int | None) -> Strea
     end = getattr(tokenizer, "eos_token_id", None)
     if end is not None and entry.get("finish_reason", "stop") == "stop":
         output = [*output, end]  # text lacks the end token, which the engine decoded too
-    return stream(prompt, output)
+    return Pair([int(i) for i in prompt], [int(i) for i in output])
 
 
-def _ids(entry: Mapping, name: str, vocab_size: int | None) -> np.ndarray:
+def _ids(entry: Mapping, name: str, vocab_size: int | None) -> list[int]:
     ids = entry.get(name)
     if not isinstance(ids, list) or not ids:
-        raise _Line(f"{name} is missing, allowed: a list of token ids")
+        raise _Line(f"{name} must be a list of token ids, got none")
     if not all(type(i) is int for i in ids):
-        raise _Line(f"{name} holds something else than whole numbers, allowed: token ids")
+        raise _Line(f"{name} must hold token ids, got something else than whole numbers")
     low, high = min(ids), max(ids)
     if low < 0 or high >= min(vocab_size or 1 << 31, 1 << 31):
         wrong = low if low < 0 else high
-        raise _Line(f"{name} holds {wrong}, allowed: 0 to {(vocab_size or 1 << 31) - 1} (the vocabulary)")
-    return np.asarray(ids, np.int32)
+        raise _Line(f"{name} must be within 0 to {(vocab_size or 1 << 31) - 1} (the vocabulary), got {wrong}")
+    return ids

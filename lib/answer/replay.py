@@ -25,9 +25,9 @@ import numpy as np
 from numba import njit
 from tqdm.auto import tqdm
 
-from lib import drafters
-from lib.cells import Cell, Speculative
-from lib.records import Counters, Resolved, Trace
+from lib.measure import parrot, recorded
+from lib.results.records import Counters
+from lib.results.run import Run, Speculative
 
 
 class Stream(NamedTuple):
@@ -47,17 +47,6 @@ def stream(prompt: Sequence[int], output: Sequence[int], cap: int | None = None,
     stops = np.flatnonzero(np.isin(ids, list(eos)))
     length = min(len(ids), cap or len(ids), int(stops[0]) + 1 if len(stops) else len(ids))
     return Stream(np.asarray(prompt, np.int32), ids, length)
-
-
-def of_trace(trace: Trace, cap: int | None = None, eos: Iterable[int] = ()) -> list[Stream]:
-    """The streams that an engine cell kept (`keep_tokens`), cut at `cap` or `eos` if they were recorded past
-    the stop.
-
-    Raises ValueError if the trace holds no token ids.
-    """
-    if trace.prompt_token_ids is None or trace.output_token_ids is None:
-        raise ValueError("trace holds no token ids, allowed: one of an engine cell measured with keep_tokens")
-    return [stream(p, o, cap, eos) for p, o in zip(trace.prompt_token_ids, trace.output_token_ids, strict=True)]
 
 
 # ---- the ngram drafter ----
@@ -107,39 +96,12 @@ def _draft_ngram(tokens, num_tokens, min_n, max_n, latest, most):
     return drafted, matched
 
 
-class Sources(NamedTuple):
-    """Accepted draft tokens by where the ngram drafter copied them from: the prompt, or what was generated before."""
-
-    prompt: int
-    output: int
-
-
-def ngram_sources(streams: Iterable[Stream], min_n: int, max_n: int, gamma: int, latest: bool = False) -> Sources:
-    """Where the accepted tokens of the ngram drafter come from, each request on its own.
-
-    The drafter takes the earliest match (runner V1), or the `latest` (V2); the former favours the prompt.
-    """
-    prompt = output = 0
-    for source in streams:
-        tokens = np.concatenate([source.prompt_token_ids, source.output_token_ids])
-        num_prompt = len(source.prompt_token_ids)
-        place, end = num_prompt + 1, num_prompt + source.num_output_tokens
-        while place < end:
-            _, matched = _draft_ngram(tokens, place, min_n, max_n, latest, gamma)
-            if matched:
-                start = find_ngram(tokens, place, min_n, max_n, latest)
-                of_prompt = min(max(num_prompt - start, 0), matched)
-                prompt, output = prompt + of_prompt, output + matched - of_prompt
-            place += matched + 1
-    return Sources(prompt, output)
-
-
 class _Request:
     """A request's place in its stream. `num_tokens`: prompt and output so far, accepted drafts included."""
 
     __slots__ = (
         "id", "tokens", "num_prompt", "num_tokens", "limit", "num_computed", "num_sampled", "drafted",
-        "matched", "filled", "first_step", "num_steps", "num_drafts", "num_draft_tokens", "num_accepted",
+        "matched", "first_step", "num_steps", "num_drafts", "num_draft_tokens", "num_accepted",
         "per_step",
     )  # fmt: skip
 
@@ -149,19 +111,17 @@ class _Request:
         self.num_prompt = self.num_tokens = len(source.prompt_token_ids)
         self.limit = min(source.num_output_tokens, max_model_len - self.num_prompt)
         self.num_computed = self.num_sampled = 0
-        self.drafted = self.matched = self.filled = 0  # of the draft that the next step verifies
+        self.drafted = self.matched = 0  # of the draft that the next step verifies
         self.first_step = self.num_steps = self.num_drafts = self.num_draft_tokens = self.num_accepted = 0
         self.per_step: tuple[list[int], list[int]] | None = ([], []) if detailed else None
 
-    def fill(self, total: int, repeat: bool) -> None:
-        """Fill the draft up to `total` tokens with the last token, or with the draft itself over again."""
-        found, start = self.drafted, self.num_tokens
-        self.filled = max(total - found, 0)
-        self.drafted += self.filled
+    def fill(self, total: int) -> None:
+        """Fill the draft up to `total` tokens with the last token, as vLLM's runner V2 does."""
+        found, start, last = self.drafted, self.num_tokens, self.tokens[self.num_tokens - 1]
+        self.drafted = max(total, found)
         if self.matched == found:
             ahead = self.tokens[start + found : start + total]
-            source = self.tokens[start : start + found] if repeat and found else self.tokens[start - 1 : start]
-            self.matched += _num_equal(ahead, np.resize(source, len(ahead)))
+            self.matched += _num_equal(ahead, np.full(len(ahead), last, np.int32))
 
 
 def _num_equal(left: np.ndarray, right: np.ndarray) -> int:
@@ -171,33 +131,14 @@ def _num_equal(left: np.ndarray, right: np.ndarray) -> int:
     return int(other[0]) if len(other) else size
 
 
-@dataclass(frozen=True)
-class _Padding:
-    """How drafts are filled up to gamma (`drafters.PaddedOptions`); `schedule`: (batch size, gamma)."""
-
-    fill: str
-    when_empty: str
-    schedule: tuple[tuple[int, int], ...]
-
-    def gamma(self, num_requests: int) -> int:
-        return [gamma for batch, gamma in self.schedule if batch <= max(num_requests, 1)][-1]
-
-    def apply(self, drafting: Sequence[_Request], gamma: int) -> None:
-        if self.fill == "none" or not gamma or (self.when_empty == "skip" and not any(r.drafted for r in drafting)):
-            return
-        for r in drafting:
-            r.fill(gamma, self.fill == "repeat")
-
-
 class _Drafter:
-    """Drafts nothing: the null drafter, and what every drafter shares.
+    """Drafts nothing; what every drafter shares.
 
     `propose` gets the batch in the engine's order and leaves each request's draft for the next step.
     """
 
-    def __init__(self, gamma: int, max_model_len: int, padding: _Padding | None = None):
+    def __init__(self, gamma: int, max_model_len: int):
         self.num_speculative_tokens, self.max_model_len = gamma, max_model_len
-        self.padding = padding or _Padding("none", "fill", ((1, gamma),))
 
     def propose(self, batch: Sequence[_Request]) -> None:
         pass
@@ -208,36 +149,35 @@ class _Drafter:
 
 
 class _Ngram(_Drafter):
-    """vLLM's ngram drafter, by runner V1's rule or V2's (`latest`)."""
+    """vLLM's ngram drafter, by runner V1's rule or V2's (`latest`, and drafts filled up)."""
 
-    def __init__(self, gamma, max_model_len, padding, min_n: int, max_n: int, latest: bool):
-        super().__init__(gamma, max_model_len, padding)
+    def __init__(self, gamma: int, max_model_len: int, min_n: int, max_n: int, latest: bool):
+        super().__init__(gamma, max_model_len)
         self.min_n, self.max_n, self.latest = min_n, max_n, latest
 
     def propose(self, batch: Sequence[_Request]) -> None:
-        drafting, gamma = self.drafting(batch), self.padding.gamma(len(batch))
-        for r in drafting:
+        gamma = self.num_speculative_tokens
+        for r in self.drafting(batch):
             most = min(gamma, self.max_model_len - r.num_tokens)
             r.drafted, r.matched = _draft_ngram(r.tokens, r.num_tokens, self.min_n, self.max_n, self.latest, most)
-        self.padding.apply(drafting, gamma)
+            if self.latest:
+                r.fill(gamma)
 
 
 class _Suffix(_Drafter):
     """vLLM's suffix drafter: `arctic_inference`'s cache, with its memory of earlier responses."""
 
-    def __init__(self, gamma, max_model_len, padding, depth: int, factor: float, min_prob: float, num_cached: int):
+    def __init__(self, gamma: int, max_model_len: int, depth: int, factor: float, min_prob: float, num_cached: int):
         try:
             from arctic_inference.suffix_decoding import SuffixDecodingCache
         except ImportError:
-            raise ValueError(
-                "method is 'suffix', allowed: only with the package arctic-inference installed (make env)"
-            ) from None
-        super().__init__(gamma, max_model_len, padding)
+            raise ValueError("method suffix needs the package arctic-inference (make env)") from None
+        super().__init__(gamma, max_model_len)
         self.depth, self.factor, self.min_prob = depth, factor, min_prob
         self.cache = SuffixDecodingCache(max_tree_depth=depth, max_cached_requests=num_cached)
 
     def propose(self, batch: Sequence[_Request]) -> None:
-        cache, drafting, gamma = self.cache, self.drafting(batch), self.padding.gamma(len(batch))
+        cache, drafting, gamma = self.cache, self.drafting(batch), self.num_speculative_tokens
         active = cache.active_requests
         for r in drafting:
             num = r.num_tokens
@@ -254,14 +194,13 @@ class _Suffix(_Drafter):
                 min_token_prob=self.min_prob,
             ).token_ids
             matched = 0
-            for drafted, recorded in zip(draft, r.tokens[num : num + len(draft)].tolist(), strict=False):
-                if drafted != recorded:
+            for drafted, said in zip(draft, r.tokens[num : num + len(draft)].tolist(), strict=False):
+                if drafted != said:
                     break
                 matched += 1
             r.drafted, r.matched = len(draft), matched
         for number in list(active - {r.id for r in batch}):
             cache.stop_request(number)
-        self.padding.apply(drafting, gamma)
 
 
 def _drafter(speculative: Speculative | None, runner: str, max_model_len: int) -> _Drafter:
@@ -269,25 +208,13 @@ def _drafter(speculative: Speculative | None, runner: str, max_model_len: int) -
     s = speculative
     if s is None:
         return _Drafter(0, max_model_len)
-    gamma, options, method, padding = s.num_speculative_tokens, s.drafter_options, s.method, None
-    if method == "custom_class":
-        kinds = {"NullDrafter": "null", "PaddedNgram": "ngram", "PaddedSuffix": "suffix"}
-        if s.drafter not in kinds:
-            raise ValueError(f"drafter is {s.drafter!r}, allowed in replay: {', '.join(kinds)}")
-        method = kinds[s.drafter]
-        schedule = tuple(drafters.read_schedule(str(options.get("gamma_schedule", "")), gamma))
-        padding = _Padding(str(options.get("fill", "last")), str(options.get("when_empty", "fill")), schedule)
-    if method == "null":
-        return _Drafter(gamma, max_model_len)
-    if method in ("ngram", "ngram_gpu"):
-        latest = runner == "V2" and s.method != "custom_class"
-        if latest:
-            padding = _Padding("last", "fill", ((1, gamma),))
-        low, high = (options.get(key, getattr(s, key)) or 5 for key in ("prompt_lookup_min", "prompt_lookup_max"))
-        return _Ngram(gamma, max_model_len, padding, int(low), int(high), latest)
-    keys = ("max_tree_depth", "max_spec_factor", "min_token_prob", "max_cached_requests")
-    depth, factor, min_prob, num_cached = (options.get(key, getattr(s, f"suffix_decoding_{key}")) for key in keys)
-    return _Suffix(gamma, max_model_len, padding, int(depth), float(factor), float(min_prob), int(num_cached))
+    gamma = s.num_speculative_tokens
+    if s.method in ("ngram", "ngram_gpu"):
+        return _Ngram(gamma, max_model_len, s.prompt_lookup_min or 5, s.prompt_lookup_max or 5, runner == "V2")
+    if s.method == "suffix":
+        keys = ("max_tree_depth", "max_spec_factor", "min_token_prob", "max_cached_requests")
+        return _Suffix(gamma, max_model_len, *(getattr(s, f"suffix_decoding_{key}") for key in keys))
+    raise ValueError(f"method must be ngram, ngram_gpu or suffix in a replay, got {s.method!r}")
 
 
 # ---- the simulation ----
@@ -375,9 +302,9 @@ class Simulation:
         num_gpu_blocks: int = 1 << 20,
     ):
         if max_num_seqs < 1:
-            raise ValueError(f"max_num_seqs is {max_num_seqs}, allowed: at least 1")
+            raise ValueError(f"max_num_seqs must be at least 1, got {max_num_seqs}")
         if max_num_batched_tokens < 1:
-            raise ValueError(f"max_num_batched_tokens is {max_num_batched_tokens}, allowed: at least 1")
+            raise ValueError(f"max_num_batched_tokens must be at least 1, got {max_num_batched_tokens}")
         self.drafter = _drafter(speculative, runner, max_model_len)
         self.max_num_seqs, self.max_model_len, self.budget = (
             max_num_seqs,
@@ -389,21 +316,6 @@ class Simulation:
         self.prefixes = _PrefixCache(block_size, num_gpu_blocks) if block_size else None
         self.slots: list[_Request] = []  # the runner's persistent batch, in order
         self.next_id = 0
-
-    @classmethod
-    def of_cell(cls, cell: Cell, resolved: Resolved | None = None) -> Simulation:
-        """The simulation of an engine cell, with the limits that its engine resolved where they are known."""
-        e = cell.engine
-        budget = (resolved and resolved.max_num_batched_tokens) or e.max_num_batched_tokens or 8192
-        return cls(
-            e.speculative,
-            max_num_seqs=min(cell.batch_size, e.max_num_seqs),
-            max_model_len=e.max_model_len,
-            max_num_batched_tokens=budget,
-            runner=resolved.runner if resolved else "V2" if e.runner == "v2" else "V1",
-            block_size=resolved.block_size if resolved and e.enable_prefix_caching else None,
-            num_gpu_blocks=(resolved and resolved.num_gpu_blocks) or 1 << 20,
-        )
 
     def run(
         self,
@@ -441,12 +353,11 @@ class Simulation:
             while running or queue:
                 bar.update(self._step(running, queue))
         if not self._done["number"]:
-            raise ValueError("streams holds no request, allowed: at least one")
+            raise ValueError("streams must hold at least one request, got none")
         return Replayed(
             Counters(
                 **self._counts,
                 num_accepted_tokens_per_pos=tuple(self._per_pos),
-                request_steps_source="engine",
             ),
             {name: np.frombuffer(values, values.typecode) for name, values in self._steps.items()},
             {name: np.frombuffer(values, values.typecode) for name, values in self._done.items()},
@@ -459,11 +370,11 @@ class Simulation:
         for source in streams:
             if not 0 < len(source.prompt_token_ids) < self.max_model_len:
                 raise ValueError(
-                    f"request {self.next_id - self._first_id} has {len(source.prompt_token_ids)} prompt "
-                    f"tokens, allowed: 1 to max_model_len - 1 ({self.max_model_len - 1})"
+                    f"request {self.next_id - self._first_id} must have 1 to {self.max_model_len - 1} prompt "
+                    f"tokens (max_model_len - 1), got {len(source.prompt_token_ids)}"
                 )
             if source.num_output_tokens < 1:
-                raise ValueError(f"request {self.next_id - self._first_id} has no output token, allowed: at least 1")
+                raise ValueError(f"request {self.next_id - self._first_id} must have at least 1 output token, got none")
             yield _Request(self.next_id, source, self.max_model_len, detailed)
             self.next_id += 1
 
@@ -472,8 +383,8 @@ class Simulation:
         scheduled = self._schedule(running, queue)
         if not scheduled:
             raise ValueError(
-                f"max_num_batched_tokens is {self.budget}, allowed: at least 1 + num_speculative_tokens "
-                f"({1 + self.drafter.num_speculative_tokens})"
+                f"max_num_batched_tokens must be at least 1 + num_speculative_tokens "
+                f"({1 + self.drafter.num_speculative_tokens}), got {self.budget}"
             )
         self._place(scheduled)
         longest = max(r.num_computed + n for r, n in scheduled.items())
@@ -513,7 +424,6 @@ class Simulation:
             verified = max(num + r.num_computed - r.num_tokens, 0)
             if verified < r.drafted:
                 r.drafted, r.matched = verified, min(r.matched, verified)
-                r.filled = min(r.filled, verified)
             scheduled[r] = num
             budget -= num
             if self.prefixes and r.num_computed < r.num_prompt:
@@ -567,7 +477,7 @@ class Simulation:
     def _verify(self, scheduled: Mapping[_Request, int]) -> None:
         """Emit each request's accepted drafts and its bonus token, and count the step."""
         gamma, per_pos = self.drafter.num_speculative_tokens, self._per_pos
-        prompt = output = prefills = drafts = draft_tokens = accepted = filled = context = running = 0
+        prompt = output = prefills = drafts = draft_tokens = accepted = context = running = 0
         uniform = True
         for r, num in scheduled.items():
             before, drafted = r.num_computed, r.drafted
@@ -595,7 +505,6 @@ class Simulation:
                 drafts += 1
                 draft_tokens += drafted
                 accepted += matched
-                filled += r.filled
                 r.num_drafts += 1
                 r.num_draft_tokens += drafted
                 r.num_accepted += matched
@@ -604,7 +513,7 @@ class Simulation:
                 if r.per_step is not None:
                     r.per_step[0].append(drafted)
                     r.per_step[1].append(matched)
-                r.drafted = r.matched = r.filled = 0
+                r.drafted = r.matched = 0
         values = (
             len(scheduled), running, prefills, prompt, output, drafts, draft_tokens, accepted, context,
             int(uniform),
@@ -613,7 +522,7 @@ class Simulation:
             self._steps[name].append(value)
         self._counts.update(
             num_prompt_tokens=prompt, num_output_tokens=output, num_drafts=drafts,
-            num_draft_tokens=draft_tokens, num_accepted_tokens=accepted, num_filling_tokens=filled,
+            num_draft_tokens=draft_tokens, num_accepted_tokens=accepted,
             num_engine_steps=1, num_request_steps=running,
         )  # fmt: skip
 
@@ -644,3 +553,38 @@ class _Queue:
     def pop(self) -> _Request:
         taken, self.next = self.next, next(self.requests, None)
         return taken
+
+
+# ---- a parrot's run ----
+
+
+def stream_of(request: recorded.Request, overrun: int) -> Stream:
+    """A parrot's request; beyond its stop it says end tokens, of which `overrun` are needed (drafted tokens + 1)."""
+    return Stream(
+        np.asarray(request.prompt_token_ids, np.int32),
+        np.asarray(request.output_token_ids + [parrot.END] * overrun, np.int32),
+        len(request.output_token_ids),
+    )
+
+
+def simulation_of(
+    run: Run, *, runner: Literal["V1", "V2"], block_size: int | None = 16, num_gpu_blocks: int = 1 << 20
+) -> Simulation:
+    """The simulation of a run, with what its engine resolved (`resolved_*` in the table)."""
+    arguments = run.engine.arguments
+    return Simulation(
+        run.engine.speculative, max_num_seqs=min(run.concurrency, arguments.get("max_num_seqs", run.concurrency)),
+        max_model_len=arguments.get("max_model_len", 1 << 30), runner=runner, block_size=block_size,
+        max_num_batched_tokens=arguments.get("max_num_batched_tokens", 8192), num_gpu_blocks=num_gpu_blocks,
+    )  # fmt: skip
+
+
+def replay_of(run: Run, simulation: Simulation) -> Replayed:
+    """The replay of a parrot's run, its ciphers cached as the worker caches them."""
+    vocabulary = parrot.vocabulary(parrot.config_of(run.engine.model))
+    requests = recorded.build(run.workload, vocabulary, run.output_tokens)
+    return simulation.run(
+        [stream_of(r, simulation.drafter.num_speculative_tokens + 1) for r in requests],
+        detailed=True,
+        cached=[r.prompt_token_ids[: r.num_cipher_tokens] for r in requests],
+    )
