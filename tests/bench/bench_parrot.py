@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from lib import parrot
-from lib.cells import Model
+from lib.measure import parrot
+from lib.results.run import Model
 
 
 def main(names: list[str]) -> None:

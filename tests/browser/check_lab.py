@@ -98,7 +98,7 @@ def check_measuring(page: Page, server: subprocess.Popen, shots: Path) -> list[s
     page.query_selector(BAR).scroll_into_view_if_needed()
     time.sleep(1)
     page.screenshot(path=shots / "measuring.png")
-    engines = [p for p in psutil.Process(server.pid).children(recursive=True) if "lib.worker" in p.cmdline()]
+    engines = [p for p in psutil.Process(server.pid).children(recursive=True) if "lib.measure.worker" in p.cmdline()]
     page.click("[data-command='notebook:interrupt-kernel'], [title^='Interrupt the kernel'] >> nth=0")
     _, alive = psutil.wait_procs(engines, timeout=20)
     end, ends = time.monotonic() + 30, []
