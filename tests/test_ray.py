@@ -330,7 +330,7 @@ def test_an_interrupt_ends_the_engines_and_a_failing_engine_is_recorded(cluster,
 def test_real_engines_on_two_nodes_equal_the_sequential_run(cluster, watched, tmp_path):
     changes = {"num_prompts": 2, "output_tokens": 32, "input_tokens": 96, "seeds": [0], "threads": 1, "repeats": {"vanilla": 1}}
     p = profiles.load("cpu", changes | {"workloads": ["code", "sonnet"], "concurrency": [2]})
-    runs = plan.runs(p, ["vanilla", "ngram", "suffix"])
+    runs = plan.runs(p, ["vanilla", "ngram"])
     alone = engines.run(runs, p, progress=False, folder=tmp_path / "alone")
     nodes, second = cluster()
     removed = []
@@ -342,9 +342,9 @@ def test_real_engines_on_two_nodes_equal_the_sequential_run(cluster, watched, tm
 
     watched.hook = staticmethod(hook)
     store = fanout.run(runs, p, address=nodes.address, progress=False, folder=tmp_path / "ray")
-    assert removed and len(watched.submitted) > 3
+    assert removed and len(watched.submitted) > 2
     assert {r.status for r in store.all()} == {"ok"}
     assert standin_sweep.facts(store) == standin_sweep.facts(alone)
-    provenance = {(r.provenance.commit, r.provenance.dirty) for r in (*alone.all(), *store.all())}
+    provenance = {(r.provenance.commit, r.provenance.dirty) for r in store.all()}  # the driver's, on every node
     assert len(provenance) == 1 and os.uname().nodename not in str(provenance)
     assert wait_until(lambda: not workers())
