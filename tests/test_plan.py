@@ -1,9 +1,11 @@
 """The plan of a profile: which runs, in which order, what of them is missing; settings are data."""
 
+import json
+
 import made_up_records as made_up
 import pytest
 
-from lib import results
+from lib import measure, results
 from lib.measure import machine, plan, profiles
 from lib.results import records, settings, table
 from lib.results.records import Provenance, Store
@@ -108,27 +110,34 @@ def test_the_table_at_the_end_of_a_sweep():
 # ---- settings are data ----
 
 
-def test_a_setting_of_one_s_own_is_known_everywhere(tmp_path, monkeypatch):
-    """To the plan, to labels and colours, and to compare: in a profile as in the menu's file."""
-    own = {"mine": {"extends": "ngram", "label": "my ngram", "color": "#123456",
-                    "speculative_config": {"num_speculative_tokens": 2}}}  # fmt: skip
-    in_profile = [r for r in plan.runs(cpu(settings=["vanilla", own])) if r.setting == "mine"]
-    file = tmp_path / "settings.yaml"
-    file.write_text(settings.PATH.read_text() + '\nmine: {extends: ngram, label: "my ngram", color: "#123456", '
-                    "speculative_config: {num_speculative_tokens: 2}}\n")  # fmt: skip
-    monkeypatch.setattr(settings, "PATH", file)
-    settings._definitions.cache_clear()
-    try:
-        p = cpu(settings=["vanilla", "mine"])
-        assert plan.runs(p, ["mine"]) == in_profile
-        assert in_profile[0].engine.speculative.num_speculative_tokens == 2
-        assert (results.label("mine"), results.color("mine")) == ("my ngram", "#123456")
-        walls = {"vanilla": 10.0, "mine": 5.0}
-        when = Provenance(measured="2026-01-01T00:00:00Z", session="s")
-        held = [made_up.record(r, wall_s=walls[r.setting], provenance=when) for r in plan.runs(p)]
-        assert results.compare(table.frames((r, None) for r in held).runs, "mine").ratio.tolist() == [2.0]
-    finally:
-        settings._definitions.cache_clear()
+OWN = {"mine": {"extends": "ngram", "label": "my ngram", "color": "#123456",
+                "speculative_config": {"num_speculative_tokens": 2}}}  # fmt: skip
+NAMES = ["vanilla", "mine"]
+
+
+@pytest.fixture(params=["profile", "menu"])
+def own(request, tmp_path, monkeypatch) -> profiles.Profile:
+    """A profile with a setting of one's own, defined there or in settings.yaml."""
+    monkeypatch.setattr(settings, "_shown", {})
+    if request.param == "profile":
+        return measure.profile({"profile": "cpu", **CPU, "settings": ["vanilla", OWN]})
+    (file := tmp_path / "settings.yaml").write_text(settings.PATH.read_text() + f"\n{json.dumps(OWN)[1:-1]}\n")
+    monkeypatch.setattr(settings, "_definitions", lambda: settings.read_yaml(file))
+    return measure.profile({"profile": "cpu", **CPU, "settings": NAMES})
+
+
+def test_a_setting_of_one_s_own_is_known_everywhere(own):
+    asked = plan.runs(own)
+    assert [r.setting for r in asked] == NAMES and asked[1].engine.speculative.num_speculative_tokens == 2
+    assert asked == plan.runs(cpu(settings=["vanilla", OWN]))
+    assert (results.label("mine"), results.color("mine")) == ("my ngram", "#123456")
+    when = Provenance(measured="2026-01-01T00:00:00Z", session="s")
+    held = [made_up.record(r, wall_s=w, provenance=when) for r, w in zip(asked, (10.0, 5.0), strict=True)]
+    assert results.compare(table.frames((r, None) for r in held).runs, "mine").ratio.tolist() == [2.0]
+
+
+def test_an_unknown_setting_is_shown_by_its_name():
+    assert (results.label("no such"), results.color("no such")) == ("no such", settings.GREY)
 
 
 def test_extends_takes_over_all_but_the_label_and_merges_mappings():

@@ -245,7 +245,9 @@ def from_notebook(namespace: Mapping[str, Any]) -> Profile:
         key: namespace[key] for key in known & (names or set()) if key in namespace and key not in ("profile", "mode")
     }
     changed = any(value is not None for value in given.values())
-    return load(str(namespace.get("profile", "cpu")), given).model_copy(update={"changed": changed})
+    p = load(str(namespace.get("profile", "cpu")), given).model_copy(update={"changed": changed})
+    menu.show(p.menu)
+    return p
 
 
 def _parameters(history: list[str] | None) -> set[str]:

@@ -174,12 +174,10 @@ def steps(profile: str) -> pd.DataFrame:
 
 
 def label(setting: str) -> str:
-    """The display name of a setting; its own name where the menu has none."""
-    held = settings.menu().get(setting)
-    return held.label if held else setting
+    """The display name of a setting; its own name where neither the menu nor the notebook's profile has it."""
+    return settings.named(setting).label
 
 
 def color(setting: str) -> str:
-    """The colour of a setting in every figure; grey where the menu has none."""
-    held = settings.menu().get(setting)
-    return held.color if held else "#777777"
+    """The colour of a setting in every figure; grey where neither the menu nor the notebook's profile has it."""
+    return settings.named(setting).color

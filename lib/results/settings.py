@@ -101,3 +101,16 @@ def _definitions() -> dict[str, Any]:
 def menu(own: Mapping[str, Any] | None = None) -> dict[str, Setting]:
     """Every setting by name: those of `params/settings.yaml`, with a profile's `own` definitions on top."""
     return resolve(_definitions() | {k: v for k, v in (own or {}).items() if v})
+
+
+_shown: dict[str, Setting] = {}  # of the notebook's profile
+
+
+def show(held: Mapping[str, Setting]) -> None:
+    """Let `named` know the settings of a profile from now on, its own ones included."""
+    _shown.update(held)
+
+
+def named(name: str) -> Setting:
+    """The setting of this name; one that is labelled by its name where neither menu nor profile has it."""
+    return _shown.get(name) or menu().get(name) or Setting(label=name)
