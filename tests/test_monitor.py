@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from lib import monitor
+from lib.measure import monitor
 
 GPU_FIELDS = ("gpu_busy_pct", "gpu_power_w", "gpu_energy_j", "sm_clock_mhz", "gpu_memory_gib")
 
@@ -154,35 +154,24 @@ def test_cpu_share_counts_children_and_only_the_window(no_nvml):
     assert idle.cpu_pct / 100 * idle.window_s < 0.4
 
 
-def test_a_child_that_dies_keeps_what_it_had_used(no_nvml, monkeypatch):
-    pytest.importorskip("psutil")
-    monkeypatch.setattr(monitor, "_TREE_EVERY_S", 0.02)
+def test_a_child_that_died_keeps_what_it_had_used(no_nvml):
+    burn = "import time\nend = time.process_time() + 0.4\nwhile time.process_time() < end: pass"
     with monitor.Monitor(interval_s=0.02) as m:
-        child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        time.sleep(0.6)
-        child.kill()
-        child.wait()
-        time.sleep(0.1)
-    assert m.result().cpu_pct > 0
-    tree = m._tree
-    assert any(key[0] == child.pid and used > 0 for key, used in tree._last.items())
+        subprocess.run([sys.executable, "-c", burn], check=True)
+    assert m.result().cpu_pct / 100 * m.result().window_s >= 0.4
 
 
-def test_another_process_tree_and_one_that_is_gone(no_nvml):
-    pytest.importorskip("psutil")
+def test_a_process_that_is_gone_has_no_share(no_nvml):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"])
     with monitor.Monitor(pid=child.pid, interval_s=0.02) as m:
-        time.sleep(0.1)
         child.kill()
         child.wait()
-        time.sleep(0.1)
-    assert m.result().cpu_pct is not None
-    assert watch(pid=child.pid).cpu_pct is None
+    assert m.result().cpu_pct is None
 
 
 def test_the_result_comes_after_the_window_even_if_it_fails(no_nvml):
     m = monitor.Monitor()
-    with pytest.raises(RuntimeError, match="after its with block"):
+    with pytest.raises(RuntimeError, match="after the with block"):
         m.result()
     with pytest.raises(KeyError), m:
         raise KeyError
@@ -190,5 +179,5 @@ def test_the_result_comes_after_the_window_even_if_it_fails(no_nvml):
 
 
 def test_interval_must_be_positive():
-    with pytest.raises(ValueError, match="interval_s is 0, allowed: above 0"):
+    with pytest.raises(ValueError, match="interval_s must be above 0"):
         monitor.Monitor(interval_s=0)

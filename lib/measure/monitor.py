@@ -15,13 +15,14 @@ import os
 import threading
 import time
 
+import psutil
+
 from lib.results import records
 
 # NVML reports busy share and power as averages over up to the last second (nvml.h, nvmlUtilization_t:
 # "between 1 second and 1/6 second depending on the product"; power from Ampere on: one second), so samples
 # taken earlier reach out of the window.
 _AVERAGING_S = 1.0
-_TREE_EVERY_S = 1.0  # walking the process table costs milliseconds, reading known processes microseconds
 
 
 class Monitor:
@@ -35,20 +36,19 @@ class Monitor:
 
     def __init__(self, pid: int | None = None, interval_s: float = 0.1, num_gpus: int | None = None) -> None:
         if not interval_s > 0:
-            raise ValueError(f"interval_s is {interval_s}, allowed: above 0 seconds")
-        self._pid, self._interval_s, self._num_gpus = pid, interval_s, num_gpus
+            raise ValueError(f"interval_s must be above 0 seconds, got {interval_s}")
+        self._pid, self._interval_s, self._num_gpus = pid or os.getpid(), interval_s, num_gpus
         self._result: records.Monitor | None = None
 
     def __enter__(self) -> Monitor:
         self._result = None
         self._gpus = _Gpus(self._num_gpus)
-        self._tree = _Tree(self._pid)
         self._stop = threading.Event()
         self._num_samples = 0
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
-        self._tree.start()
         self._gpus.start()
-        self._start = self._walked = time.perf_counter()
+        self._cpu = _cpu_seconds(self._pid)
+        self._start = time.perf_counter()
         self._thread.start()
         return self
 
@@ -58,14 +58,14 @@ class Monitor:
         window_s = time.perf_counter() - self._start
         self._sample(window_s)
         gpu = self._gpus.finish()
-        seconds = self._tree.finish()
-        cpu_pct = None if seconds is None else 100.0 * seconds / window_s
+        used = _cpu_seconds(self._pid)
+        cpu_pct = None if used is None or self._cpu is None else 100 * (used - self._cpu) / window_s
         self._result = records.Monitor(window_s=window_s, num_samples=self._num_samples, cpu_pct=cpu_pct, **gpu)
 
     def result(self) -> records.Monitor:
         """The window's means; RuntimeError while the window is open."""
         if self._result is None:
-            raise RuntimeError("the monitor has no result, allowed: result() after its with block has ended")
+            raise RuntimeError("result() must come after the with block has ended")
         return self._result
 
     def _run(self) -> None:
@@ -73,73 +73,24 @@ class Monitor:
         while not self._stop.wait(max(0.0, due - time.perf_counter())):
             now = time.perf_counter()
             self._sample(now - self._start)
-            if now - self._walked >= _TREE_EVERY_S:
-                self._tree.walk()
-                self._walked = now
             due = max(due + self._interval_s, now)  # a late sample is not made up for
 
     def _sample(self, elapsed_s: float) -> None:
         self._num_samples += 1
         self._gpus.sample(elapsed_s)
-        self._tree.read()
 
 
-class _Tree:
-    """CPU seconds of a process and all its descendants since `start`, those that ended meanwhile included."""
-
-    def __init__(self, pid: int | None) -> None:
-        self._pid = os.getpid() if pid is None else pid
-        self._processes: dict = {}  # (pid, creation time) -> process
-        self._base: dict = {}  # CPU seconds when the window opened; 0 for a process born inside it
-        self._last: dict = {}
-
-    def start(self) -> None:
-        try:
-            import psutil
-        except ImportError:
-            self._root = None
-            return
-        self._error = psutil.Error
-        try:
-            self._root = psutil.Process(self._pid)
-        except psutil.Error:
-            self._root = None
-            return
-        self.walk()
-        self.read()
-        self._base = dict(self._last)
-
-    def walk(self) -> None:
-        """Look for new descendants; a process seen once is kept, even if its parent has ended."""
-        if self._root is None:
-            return
-        found = [self._root]
-        with contextlib.suppress(self._error):
-            found += self._root.children(recursive=True)
-        for process in found:
-            try:
-                self._processes.setdefault((process.pid, process.create_time()), process)
-            except self._error:
-                continue
-
-    def read(self) -> None:
-        if self._root is None:
-            return
-        for key, process in list(self._processes.items()):
-            try:
-                times = process.cpu_times()
-            except self._error:  # it ended: what it had used until the last sample stays
-                del self._processes[key]
-                continue
-            # a zombie reads as what it used in all its life, or as zero
-            self._last[key] = max(self._last.get(key, 0.0), times.user + times.system)
-
-    def finish(self) -> float | None:
-        self.walk()
-        self.read()
-        if not self._base:
-            return None
-        return sum(used - self._base.get(key, 0.0) for key, used in self._last.items())
+def _cpu_seconds(pid: int) -> float | None:
+    """CPU seconds of a process, its descendants, and those of them that ended and were waited for; None if it is gone."""
+    try:
+        root = psutil.Process(pid)
+    except psutil.Error:
+        return None
+    total = 0.0
+    for process in (root, *root.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):  # it ended just now: its parent has its time
+            total += sum(process.cpu_times()[:4])  # user, system, and both of its children
+    return total
 
 
 class _Gpus:
