@@ -13,8 +13,8 @@ calls it.
 
 from __future__ import annotations
 
+import itertools
 import sys
-import time
 from array import array
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,9 +25,8 @@ import numpy as np
 from numba import njit
 from tqdm.auto import tqdm
 
-from lib.measure import parrot, recorded
 from lib.results.records import Counters
-from lib.results.run import Run, Speculative
+from lib.results.run import Speculative
 
 
 class Stream(NamedTuple):
@@ -275,8 +274,6 @@ class Replayed:
     counters: Counters
     steps: dict[str, np.ndarray]
     requests: dict[str, np.ndarray]
-    drafting_s: float
-    wall_s: float
     per_step: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
 
 
@@ -323,7 +320,6 @@ class Simulation:
         *,
         progress: str = "",
         detailed: bool = False,
-        total: int | None = None,
         cached: Iterable[Sequence[int]] = (),
     ) -> Replayed:
         """Replay `streams` (read lazily, at most `max_num_seqs` at a time) until all have finished.
@@ -334,21 +330,22 @@ class Simulation:
         per-step counts. Raises ValueError without a stream, or for a prompt that leaves no room for an output
         token.
         """
-        began = time.perf_counter()
         self._counts = Counter()
         self._per_pos = [0] * self.drafter.num_speculative_tokens
         self._steps = {name: array("q" if name == "context_tokens" else "i") for name in STEP_COLUMNS}
         self._done = {name: array("q") for name in ("number", *REQUEST_COLUMNS)}
         self._per_step: dict[int, tuple[list[int], list[int]]] = {}
-        self._drafting_s = 0.0
         self._first_id = self.next_id
         if self.prefixes:
             self.prefixes.blocks.clear()
             for ids in cached:
                 self.prefixes.add(np.asarray(ids, np.int32), len(ids))
-        queue, running = _Queue(self._requests(streams, detailed)), deque()
-        if total is None and isinstance(streams, Sequence):
-            total = len(streams)
+        requests, running = self._requests(streams, detailed), deque()
+        queue = deque(
+            itertools.islice(requests, 1)
+        )  # the next one waiting; the others are built when they are looked at
+        self._following = requests
+        total = len(streams) if isinstance(streams, Sequence) else None
         with tqdm(total=total, desc=progress, unit="request", disable=not progress, file=sys.stderr) as bar:
             while running or queue:
                 bar.update(self._step(running, queue))
@@ -361,8 +358,6 @@ class Simulation:
             ),
             {name: np.frombuffer(values, values.typecode) for name, values in self._steps.items()},
             {name: np.frombuffer(values, values.typecode) for name, values in self._done.items()},
-            self._drafting_s,
-            time.perf_counter() - began,
             self._per_step,
         )
 
@@ -378,7 +373,7 @@ class Simulation:
             yield _Request(self.next_id, source, self.max_model_len, detailed)
             self.next_id += 1
 
-    def _step(self, running: deque[_Request], queue: _Queue) -> int:
+    def _step(self, running: deque[_Request], queue: deque[_Request]) -> int:
         """One engine step: schedule, verify, draft, finish. Returns how many requests finished."""
         scheduled = self._schedule(running, queue)
         if not scheduled:
@@ -389,7 +384,6 @@ class Simulation:
         self._place(scheduled)
         longest = max(r.num_computed + n for r, n in scheduled.items())
         self._verify(scheduled)
-        clock = time.perf_counter()
         gamma = self.drafter.num_speculative_tokens
         if self.checks_length and longest + gamma > self.max_model_len:
             for r in (r for r in self.slots if r.num_sampled):
@@ -397,7 +391,6 @@ class Simulation:
                 r.matched = _num_equal(r.tokens[r.num_tokens :], np.zeros(gamma, np.int32))
         else:
             self.drafter.propose(self.slots)
-        self._drafting_s += time.perf_counter() - clock
         over = [r for r in running if r.num_tokens - r.num_prompt >= r.limit]
         if over:
             step = len(self._steps["running"]) - 1
@@ -409,7 +402,7 @@ class Simulation:
                     running.append(r)
         return len(over)
 
-    def _schedule(self, running: deque[_Request], queue: _Queue) -> dict[_Request, int]:
+    def _schedule(self, running: deque[_Request], queue: deque[_Request]) -> dict[_Request, int]:
         """Tokens of each request in this step: running ones first, then waiting ones as budget is left."""
         budget, longest, gamma = self.budget, self.max_model_len, self.drafter.num_speculative_tokens
         scheduled: dict[_Request, int] = {}
@@ -429,7 +422,7 @@ class Simulation:
             if self.prefixes and r.num_computed < r.num_prompt:
                 self.prefixes.add(r.tokens, min(r.num_computed + num, r.num_prompt))
         while queue and budget > 0 and len(running) < self.max_num_seqs:
-            r = queue.head()
+            r = queue[0]
             r.num_computed = self.prefixes.hit(r) if self.prefixes else 0
             num = r.num_prompt - r.num_computed
             padded = gamma and num == 1 and not prefilling and (scheduled or r.num_computed)
@@ -442,7 +435,8 @@ class Simulation:
             scheduled[r] = num
             budget -= num
             r.first_step = len(self._steps["running"])
-            running.append(queue.pop())
+            running.append(queue.popleft())
+            queue.extend(itertools.islice(self._following, 1))
             if self.prefixes:
                 self.prefixes.add(r.tokens, min(r.num_computed + num, r.num_prompt))
         return scheduled
@@ -535,56 +529,3 @@ class Simulation:
             self._done[name].append(value)
         if r.per_step is not None:
             self._per_step[r.id - self._first_id] = r.per_step
-
-
-class _Queue:
-    """Waiting requests, first come first served, built only when they are looked at."""
-
-    def __init__(self, requests: Iterator[_Request]):
-        self.requests, self.next = requests, None
-        self.next = next(requests, None)
-
-    def __bool__(self) -> bool:
-        return self.next is not None
-
-    def head(self) -> _Request:
-        return self.next
-
-    def pop(self) -> _Request:
-        taken, self.next = self.next, next(self.requests, None)
-        return taken
-
-
-# ---- a parrot's run ----
-
-
-def stream_of(request: recorded.Request, overrun: int) -> Stream:
-    """A parrot's request; beyond its stop it says end tokens, of which `overrun` are needed (drafted tokens + 1)."""
-    return Stream(
-        np.asarray(request.prompt_token_ids, np.int32),
-        np.asarray(request.output_token_ids + [parrot.END] * overrun, np.int32),
-        len(request.output_token_ids),
-    )
-
-
-def simulation_of(
-    run: Run, *, runner: Literal["V1", "V2"], block_size: int | None = 16, num_gpu_blocks: int = 1 << 20
-) -> Simulation:
-    """The simulation of a run, with what its engine resolved (`resolved_*` in the table)."""
-    arguments = run.engine.arguments
-    return Simulation(
-        run.engine.speculative, max_num_seqs=min(run.concurrency, arguments.get("max_num_seqs", run.concurrency)),
-        max_model_len=arguments.get("max_model_len", 1 << 30), runner=runner, block_size=block_size,
-        max_num_batched_tokens=arguments.get("max_num_batched_tokens", 8192), num_gpu_blocks=num_gpu_blocks,
-    )  # fmt: skip
-
-
-def replay_of(run: Run, simulation: Simulation) -> Replayed:
-    """The replay of a parrot's run, its ciphers cached as the worker caches them."""
-    vocabulary = parrot.vocabulary(parrot.config_of(run.engine.model))
-    requests = recorded.build(run.workload, vocabulary, run.output_tokens)
-    return simulation.run(
-        [stream_of(r, simulation.drafter.num_speculative_tokens + 1) for r in requests],
-        detailed=True,
-        cached=[r.prompt_token_ids[: r.num_cipher_tokens] for r in requests],
-    )

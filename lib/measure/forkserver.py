@@ -1,7 +1,7 @@
 """A process that has imported vLLM once and forks an engine process whenever it is asked.
 
 Importing vLLM takes longer than building a small engine on a CPU, and `reproduce` starts many of them from one kernel
-after the other. Engines of the CPU profile (VLLM_ENABLE_V1_MULTIPROCESSING=0) may come from here; an engine on a GPU may not, because CUDA
+after the other. Engines of the CPU profile (VLLM_ENABLE_V1_MULTIPROCESSING=0) may come from here; one on a GPU may not: CUDA
 and vLLM's own child processes want a process of their own.
 
 `open_fork_server` starts it and names its socket in the environment, where `engines` finds it. A request carries the plan and

@@ -235,12 +235,13 @@ def write(folder: Path, config: dict, device: str | None = None) -> None:
         folder,
         Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent)),
     )  # another may write it, too
-    index, size = {}, 0
+    index, size, parameters = {}, 0, 0
     for part, tensors in _parts(config, device):
         name = f"model-{part}.safetensors"
         save_file({key: t.contiguous().cpu() for key, t in tensors.items()}, folder / name, metadata={"format": "pt"})
         index |= dict.fromkeys(tensors, name)
         size += sum(t.numel() * t.element_size() for t in tensors.values())
+        parameters += sum(t.numel() for t in tensors.values())
     files = {
         "model.safetensors.index.json": {"metadata": {"total_size": size}, "weight_map": index},
         "config.json": config,
@@ -248,7 +249,7 @@ def write(folder: Path, config: dict, device: str | None = None) -> None:
     }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    done = {"sha256": checksum(config), "num_parameters": shapes.num_parameters(config), "source": "parrot"}
+    done = {"sha256": checksum(config), "num_parameters": parameters, "source": "parrot"}
     (folder / "checksum.json").write_text(json.dumps(done))
     if (whole / "checksum.json").exists():
         shutil.rmtree(folder)
