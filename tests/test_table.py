@@ -1,170 +1,39 @@
-"""Published tables: everything comes back, from files of any age; what cannot be read is named; pandas reads rows."""
+"""Published tables: nothing is lost, runs merge by their id, and what cannot be read is named and left alone."""
 
+import json
 import warnings
 
+import made_up_records as made_up
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from made_up_records import NGRAM, cell, record, trace
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up_records import NGRAM, record, run, trace
 
-from lib import __main__ as cli
-from lib import prediction, records, table
-from lib.records import Counters, Monitor, Record, Store, Trace
-from lib.table import Published
+from lib import results
+from lib.results import records, table
+from lib.results.records import Counters, Monitor, Record, Store, Trace
+from lib.results.run import Run
+
+FILES = {"runs.parquet", "requests.parquet", "steps.parquet"}
 
 
-def full() -> tuple[Record, Trace]:
-    """A record that uses every kind of field, and a trace with token ids."""
-    asked = cell(speculative=NGRAM, memory="cold", draft_tokens=0, keep_tokens=True)
-    held = record(asked, drafts=5, drafted=15, accepted=(3, 2, 0), order=3, engine_start_s=1 / 3)
+def full(**changes) -> tuple[Record, Trace]:
+    """A record that uses every kind of field, and a trace."""
+    asked = run("ngram", speculative=NGRAM, suffix_cache="cold", **changes)
+    held = record(asked, drafts=5, drafted=15, accepted=(3, 2, 0), order=3, engine_start_s=1 / 3, session="s")
     first = held.requests[0].model_copy(update={"drafted_per_step": (3, 0), "output_hash": "00ff" * 4})
-    resolved = held.resolved.model_copy(
-        update={"speculative": {"method": "ngram", "sizes": [1, 2]}, "block_size": 2**40}
-    )
+    resolved = held.resolved.model_copy(update={"speculative": {"method": "ngram", "sizes": [1]}, "block_size": 2**40})
     monitor = Monitor(window_s=1.5, num_samples=3, cpu_pct=0.1)
     changes = {"requests": (first, *held.requests[1:]), "resolved": resolved, "monitor": monitor, "has_trace": True}
-    ids = {"prompt_token_ids": [[1, 70000], []], "output_token_ids": [[2], [3, 4, 5]]}
-    steps = trace([1.25, 2.5], [2, 2], graph_mode=["", "FULL", "NONE"]).steps
-    return held.model_copy(update=changes), Trace(steps=steps, **ids)
+    return held.model_copy(update=changes), trace([1.25, 2.5], [2, 2], graph_mode=["", "FULL", "NONE"])
 
 
 def failure(seed=1) -> tuple[Record, None]:
     changes = {"counters": None, "wall_s": None, "requests": (), "resolved": None}
-    return record(cell(seed=seed), status="oom", reason="out of memory", stderr_tail=("a", "b"), **changes), None
-
-
-def equal(folder, runs) -> None:
-    store = Published(folder)
-    held = {r.cell_id: r for r in store.all()}
-    assert len(held) == len(runs)
-    for asked, kept in runs:
-        assert held[asked.cell_id] == asked and repr(held[asked.cell_id]) == repr(asked)
-        if kept is None:
-            with pytest.raises(KeyError, match="no trace"):
-                store.trace(asked)
-        else:
-            assert store.trace(asked) == kept
-
-
-def test_everything_comes_back(tmp_path):
-    plain = record(cell(seed=2), has_trace=True), trace([1 / 3], [7])  # times that are no whole microseconds
-    runs = [full(), failure(), plain, (record(cell(seed=3)), None)]
-    table.write(tmp_path, runs)
-    equal(tmp_path, runs)
-    before = {f.name: f.read_bytes() for f in tmp_path.iterdir()}
-    table.write(tmp_path, reversed(runs))
-    assert {f.name: f.read_bytes() for f in tmp_path.iterdir()} == before
-    assert set(before) == {"runs.parquet", "requests.parquet", "steps.parquet", "tokens.parquet"}
-    table.write(tmp_path, [failure()])
-    equal(tmp_path, [failure()])
-    assert {f.name for f in tmp_path.iterdir()} == {"runs.parquet"}
-
-
-def test_what_is_no_hash_stays_as_it_is(tmp_path):
-    held = full()[0]
-    for text in ("00FF" * 4, "no hash, 16 long", "00ff 00ff 00ff 0"):
-        changed = held.requests[0].model_copy(update={"output_hash": text})
-        table.write(tmp_path, runs := [(held.model_copy(update={"requests": (changed,), "has_trace": False}), None)])
-        equal(tmp_path, runs)
-
-
-def test_no_two_fields_share_a_column():
-    parts = [prefix + name for model, prefix in table.PARTS.values() for name in model.model_fields]
-    own = [name for name in Record.model_fields if name not in (*table.PARTS, "requests")]
-    row = table.flat(full()[0])
-    asked = [name for name in row if name not in (*parts, *own)]
-    assert len(row) == len(parts) + len(own) + len(asked) == len({*parts, *own, *asked})
-    assert len(asked) == 15
-
-
-def test_an_older_file_lacks_columns_and_a_later_one_has_more(tmp_path):
-    held, kept = full()
-    table.write(tmp_path, [(held, kept)])
-    for name, gone in (
-        ("runs", ["num_preemptions", "resolved_num_parameters"]),
-        ("requests", ["finish_reason"]),
-    ):
-        path = tmp_path / f"{name}.parquet"
-        rows = pq.read_table(path)
-        rows = rows.drop_columns(gone).append_column("later", pa.array(["x"] * len(rows)))
-        pq.write_table(rows, path)
-    (again,) = Published(tmp_path).all()
-    requests = tuple(r.model_copy(update={"finish_reason": None}) for r in held.requests)
-    assert again == held.model_copy(update={"requests": requests})
-
-
-def test_steps_of_runs_with_other_columns(tmp_path):
-    columns = {"kv_share": [0.5, 0.25], "drafted": [[1, 2], []]}
-    runs = [(record(cell(seed=i), has_trace=True), trace([1], [1], **own)) for i, own in enumerate(({}, columns, {}))]
-    table.write(tmp_path, runs)
-    equal(tmp_path, runs)
-
-
-@pytest.mark.parametrize("name", ["runs", "requests", "steps", "tokens"])
-@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[:60] + b"?" * 8 + b[68:]])
-def test_a_damaged_file_is_named_and_left_alone(tmp_path, name, damage):
-    table.write(tmp_path, [full()])
-    path = tmp_path / f"{name}.parquet"
-    path.write_bytes(damaged := damage(path.read_bytes()))
-    with pytest.warns(
-        table.Unreadable, match=rf"{name}\.parquet is skipped: it must be a whole Parquet file, got"
-    ) as said:
-        store = Published(tmp_path)
-        held = store.all()
-        assert len(held) == (name in ("steps", "tokens"))
-        if name == "tokens":
-            assert store.trace(held[0]) == Trace(steps=full()[1].steps)
-        elif held:
-            assert not held[0].has_trace
-    assert len(said) == 1 and path.read_bytes() == damaged
-
-
-@pytest.mark.parametrize("name", ["requests", "steps", "tokens"])
-def test_a_missing_file_is_named(tmp_path, name):
-    table.write(tmp_path, [full()])
-    (tmp_path / f"{name}.parquet").unlink()
-    with pytest.warns(table.Unreadable, match=rf"{name}\.parquet is skipped: it must lie beside runs\.parquet") as said:
-        store = Published(tmp_path)
-        held = store.all()
-        assert len(held) == (name != "requests")
-        if held and held[0].has_trace:
-            assert store.trace(held[0]).output_token_ids is None
-    assert len(said) == 1
-
-
-def test_a_row_that_is_no_record_is_left_out(tmp_path):
-    runs = [full(), (record(cell(seed=1)), None), (record(cell(seed=2)), None)]
-    table.write(tmp_path, runs)
-    path = tmp_path / "runs.parquet"
-    rows = pq.read_table(path)
-    states = pa.array(["fine" if seed == 1 else "ok" for seed in rows["seed"].to_pylist()])
-    cells = pa.array([c.replace('"seed":2', '"seed":3') for c in rows["cell"].to_pylist()])
-    place = rows.schema.get_field_index
-    rows = rows.set_column(place("status"), "status", states).set_column(place("cell"), rows.field("cell"), cells)
-    pq.write_table(rows, path)
-    with pytest.warns(
-        table.Unreadable, match=r"runs.parquet is skipped in part: it must hold whole records, got 2 that"
-    ):
-        assert Published(tmp_path).all() == [full()[0]]
-
-
-def test_a_later_schema_and_files_of_two_writes_are_named(tmp_path, monkeypatch):
-    table.write(tmp_path, [full()])
-    steps = (tmp_path / "steps.parquet").read_bytes()
-    with monkeypatch.context() as later:
-        later.setattr(records, "SCHEMA_VERSION", 2)
-        table.write(tmp_path, [full(), failure()])
-    with pytest.warns(table.Unreadable, match=r"runs\.parquet is skipped: it must be of schema_version 1, got 2$"):
-        assert Published(tmp_path).all() == []
-    table.write(tmp_path, [full(), failure()])
-    (tmp_path / "steps.parquet").write_bytes(steps)
-    with pytest.warns(
-        table.Unreadable, match=r"steps\.parquet is skipped: it must be of the same runs as runs\.parquet"
-    ):
-        assert [r.has_trace for r in Published(tmp_path).all()] == [False, False]
-
-
-# ---- publishing ------------------------------------------------------------------------------------------
+    return record(run(seed=seed), status="oom", reason="out of memory", stderr_tail=("a", "b"), **changes), None
 
 
 @pytest.fixture
@@ -175,40 +44,134 @@ def home(tmp_path, monkeypatch):
     return Store(tmp_path / "runs" / "x" / "records"), tmp_path / "figures" / "data" / "x"
 
 
-def test_publish_merges(home):
-    store, folder = home
-    held, kept = full()
-    table.write(folder, [(held, kept), (record(cell(seed=5)), None), failure(1)])
-    store.save(record(cell(setting="new", seed=5)), trace([2], [1]))  # of the same second, under another name
-    store.save(record(cell(seed=1)))
+def publish(home, *held) -> table.Tables:
+    for r, t in held:
+        home[0].save(r, t)
+    table.publish("x")
+    return table.read("x")
+
+
+def forget(home) -> None:
+    """Another machine publishes next: nothing of the earlier runs is in its folder."""
+    for path in home[0].folder.iterdir():
+        path.unlink()
+    home[0].refresh()
+
+
+def content(folder) -> dict[str, bytes]:
+    return {f.name: f.read_bytes() for f in folder.iterdir()}
+
+
+def same(a: table.Tables, b: table.Tables) -> None:
+    for one, other in zip(a, b, strict=True):
+        key = [c for c in ("run_id", "request", "t_s") if c in one]
+        one, other = (t.sort_values(key).reset_index(drop=True) for t in (one, other))
+        pd.testing.assert_frame_equal(one, other, check_dtype=False, check_like=True)
+
+
+# ---- what comes back ----
+
+
+def test_what_is_published_is_what_was_measured(home):
+    held = [full(), failure(), (record(run(seed=2)), trace([1 / 3], [7])), (record(run(seed=3)), None)]
+    got = publish(home, *held)
+    assert set(content(home[1])) == FILES
+    same(got, table.frames(table.all_of(home[0])))
+    row = got.runs[got.runs.status == "oom"].iloc[0]
+    assert row[["wall_s", "num_output_tokens", "tok_s", "resolved_runner", "window_s"]].isna().all()
+    assert list(row.stderr_tail) == ["a", "b"] and row.reason == "out of memory"
+
+
+def test_columns_have_their_kinds(home):
+    got = publish(home, full(), failure())
+    row = got.runs.set_index("status").loc["ok"]
+    assert (row.num_output_tokens, row.tok_s, row.concurrency, row.acceptance_rate) == (20, 10, 2, 5 / 15)
+    assert list(row.num_accepted_tokens_per_pos) == [3, 2, 0] and row.resolved_block_size == 2**40
+    assert json.loads(row.resolved_speculative) == {"method": "ngram", "sizes": [1]}
+    assert set(Counters.model_fields) | set(Monitor.model_fields) <= set(got.runs)
+    assert got.runs.num_prompts.dtype == got.steps.running.dtype == "int64"  # narrow ones overflow
+    assert list(got.steps.t_s) == [0.0, 0.00125, 0.00375] and list(got.steps.graph_mode) == ["", "FULL", "NONE"]
+    assert list(got.requests.output_hash) == ["00ff" * 4, f"{1:016x}"]
+    assert list(got.requests.drafted_per_step)[0] == [3, 0] and got.requests.drafted_per_step[1] is None
+    assert list(got.requests.request) == [0, 1]
+
+
+def test_a_run_can_be_asked_for_again_from_its_row(home):
+    asked = full()[0].run
+    (row,) = publish(home, full()).runs.itertuples()
+    again = Run.model_validate_json(row.run)
+    assert again == asked and again.plan_id == row.plan_id == asked.plan_id
+
+
+def test_no_two_fields_share_a_column():
+    parts = [prefix + name for model, prefix in table.PARTS.values() for name in model.model_fields]
+    own = [name for name in Record.model_fields if name not in (*table.PARTS, "requests")]
+    row = table.flat(full()[0])
+    asked = [name for name in row if name not in (*parts, *own)]
+    assert len(row) == len(parts) + len(own) + len(asked)  # `session` is of the provenance, too, and the same
+    assert row["session"] == "s"
+
+
+@given(
+    times=st.lists(st.floats(0, 1e5) | st.integers(0, 10**11).map(lambda us: us / 1e6), min_size=1, max_size=20),
+    hashes=st.lists(st.just("") | st.binary(min_size=8, max_size=8).map(bytes.hex), min_size=1, max_size=5),
+    first=st.none() | st.floats(0, 1e5),
+)
+def test_packing_loses_nothing(tmp_path_factory, times, hashes, first):
+    folder = tmp_path_factory.mktemp("packed")
+    held = record(run())
+    requests = tuple(
+        held.requests[0].model_copy(update={"output_hash": h, "first_token_s": first, "last_token_s": times[0]})
+        for h in hashes
+    )
+    steps = trace(range(len(times) - 1), [1] * (len(times) - 1)).steps | {"t_s": times}
+    table.write(folder, table._arrow([(held.model_copy(update={"requests": requests}), Trace(steps=steps))]))
+    got = {name: table._read(folder, name) for name in table.NAMES}
+    assert got["steps"]["t_s"].to_pylist() == times
+    for name in ("output_hash", "first_token_s", "last_token_s"):
+        assert got["requests"][name].to_pylist() == [getattr(r, name) for r in requests]
+
+
+# ---- publishing ----
+
+
+def test_publish_merges_by_run(home):
+    store = home[0]
+    publish(home, full(), (record(run(seed=5)), None), failure(1))
+    forget(home)
+    store.save(record(run("new", seed=5)), trace([2], [1]))  # of the same second, under another name
+    store.save(record(run(seed=1)))  # what failed is good now
     store.save(failure(7)[0])
-    lost = held.model_copy(update={"status": "crashed", "has_trace": False})
-    store.save(lost)
-    assert table.publish("x") == 2
-    got = {r.cell_id: r for r in Published(folder).all()}
-    assert len(got) == 4 and got[held.cell_id] == held and Published(folder).trace(held) == kept
-    named = {(r.cell.setting, r.cell.workload.seed, r.status, r.has_trace) for r in got.values() if r != held}
-    assert named == {("new", 5, "ok", True), ("vanilla", 1, "ok", False), ("vanilla", 7, "oom", False)}
+    store.save(full()[0].model_copy(update={"status": "crashed", "has_trace": False}))  # what was good stays
+    got = publish(home)
+    named = {(r.setting, r.seed, r.status, r.has_trace) for r in got.runs.itertuples()}
+    assert named == {
+        ("ngram", 0, "ok", True), ("new", 5, "ok", True), ("vanilla", 1, "ok", False), ("vanilla", 7, "oom", False),
+    }  # fmt: skip
+    assert got.runs.run_id.is_unique
+    assert sorted(got.steps.groupby("run_id").size()) == [2, 3]
+    assert set(got.requests.groupby("run_id").size()) == {2}
 
 
-def test_publish_changes_nothing_over_a_damaged_table(home, capsys, monkeypatch):
-    store, folder = home
-    table.write(folder, [full()])
-    (folder / "steps.parquet").write_bytes(b"PAR1")
-    before = {f.name: f.read_bytes() for f in folder.iterdir()}
-    store.save(record(cell(seed=1)))
-    monkeypatch.setattr(cli.params, "load", lambda _: type("P", (), {"profile": "x"}))
-    assert cli.main(["publish", "x"]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "figures/data/x/steps.parquet is skipped: it must be a whole Parquet file" in said
-    assert {f.name: f.read_bytes() for f in folder.iterdir()} == before
+def test_two_sessions_of_one_plan_both_stay(home):
+    publish(home, (record(run(), session="a", wall_s=1.0), None))
+    forget(home)
+    got = publish(home, (record(run(), session="b", wall_s=4.0), None)).runs
+    assert sorted(got.session) == ["a", "b"] and got.plan_id.nunique() == 1
+    assert results.variability(got).empty  # of two sessions: no repeat
+
+
+def test_publishing_again_changes_no_byte(home):
+    publish(home, full(), failure())
+    before = content(home[1])
+    publish(home)
+    assert content(home[1]) == before
 
 
 def test_a_full_disk_leaves_the_earlier_tables(home, monkeypatch):
-    store, folder = home
-    table.write(folder, [full()])
-    before = {f.name: f.read_bytes() for f in folder.iterdir()}
-    store.save(record(cell(seed=1)))
+    publish(home, full())
+    before = content(home[1])
+    home[0].save(record(run(seed=1)))
 
     def disk_full(*_):
         raise OSError(28, "No space left on device")
@@ -216,44 +179,62 @@ def test_a_full_disk_leaves_the_earlier_tables(home, monkeypatch):
     monkeypatch.setattr(records.os, "fsync", disk_full)
     with pytest.raises(OSError, match="No space"):
         table.publish("x")
-    assert {f.name: f.read_bytes() for f in folder.iterdir()} == before
+    assert content(home[1]) == before
 
 
-# ---- reading -----------------------------------------------------------------------------------------------
+# ---- what cannot be read ----
 
 
-def test_a_law_is_read_from_tables_and_from_a_run(home):
-    store, folder = home
-    for seed in range(2):
-        store.save(record(cell(seed=seed)), trace([1, 2, 3], [2, 2, 2]))
-    table.publish("x")
-    assert isinstance(table.open_folder(folder), Published) and isinstance(table.open_folder(store.folder), Store)
-    own, published = prediction.survey_folder(store.folder), prediction.survey_folder(folder)
-    assert repr(own) == repr(published)
+def later(data: bytes, path) -> None:
+    rows = pq.read_table(path)
+    pq.write_table(rows.replace_schema_metadata({"schema_version": "3"}), path)
 
 
-def test_frames_have_a_row_a_run_request_and_step(home):
-    store, folder = home
-    runs = [full(), failure()]
-    table.write(folder, runs)
-    frame = table.load("x")
-    assert frame.equals(table.frame(Published(folder).all()))
-    row = frame.set_index("status").loc["ok"]
-    assert (
-        row["num_output_tokens"] == 20 and row["num_accepted_tokens_per_pos"] == [3, 2, 0] and row["concurrency"] == 2
-    )
-    assert set(Counters.model_fields) | set(Monitor.model_fields) <= set(frame) and "cell" not in frame
-    assert frame["num_prompts"].dtype == frame["seed"].dtype == "int64"  # narrow ones overflow
-    steps, requests = table.steps("x"), table.requests("x")
-    assert list(steps["t_s"]) == runs[0][1].steps["t_s"] and steps["running"].dtype == "int64"
-    assert [list(requests[c]) for c in ("request", "output_hash")] == [[0, 1], ["00ff" * 4, "h1"]]
+DAMAGE = {
+    "half": lambda data, path: path.write_bytes(data[: len(data) // 2]),
+    "empty": lambda data, path: path.write_bytes(b""),
+    "a byte": lambda data, path: path.write_bytes(data[:60] + b"?" * 8 + data[68:]),
+    "newer": later,
+}
+
+
+@pytest.mark.parametrize("name", table.NAMES)
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_or_newer_file_is_named_and_left_alone(home, name, damage):
+    publish(home, full())
+    path = home[1] / f"{name}.parquet"
+    DAMAGE[damage](path.read_bytes(), path)
+    before = content(home[1])
+    words = "must be of schema_version 2, got 3" if damage == "newer" else "must be a whole Parquet file, got"
+    with pytest.warns(table.Unreadable, match=rf"figures/data/x/{name}\.parquet is skipped: it {words}") as said:
+        got = table.read("x")
+    assert len(said) == 1
+    assert [len(t) > 0 for t in got] == [name != n for n in table.NAMES]
+    assert set(table.frames([]).runs) <= set(got.runs)  # columns are there all the same
+    home[0].save(record(run(seed=1)))
+    with pytest.raises(table.Unreadable, match=f"{name}.parquet is skipped"):
+        table.publish("x")
+    assert content(home[1]) == before
+
+
+def test_older_columns_may_lack_and_later_ones_come_along(home):
+    publish(home, full())
+    path = home[1] / "requests.parquet"
+    rows = pq.read_table(path)
+    pq.write_table(rows.drop_columns(["finish_reason"]).append_column("later", pa.array(["x"] * len(rows))), path)
+    forget(home)
+    got = publish(home, (record(run(seed=1)), None)).requests
+    assert got.later.notna().sum() == 2 and got.finish_reason.notna().sum() == 2
+
+
+def test_nothing_measured_is_empty_without_a_warning(home):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert len(table.load("nowhere")) == len(table.steps("nowhere")) == 0
+        got = table.read("nowhere")
+        assert [len(t) for t in got] == [0, 0, 0] and {"tok_s", "setting"} <= set(got.runs)
+        assert not table.is_published("nowhere") and table.publish("nowhere") == 0
 
 
-def test_snapshot_is_the_same_table(home, tmp_path, capsys, monkeypatch):
-    table.write(home[1], [full(), failure()])
-    monkeypatch.setattr(cli.params, "load", lambda _: type("P", (), {"profile": "x"}))
-    assert cli.main(["snapshot", "x", "--out", str(tmp_path / "x.csv")]) == 0
-    assert (tmp_path / "x.csv").read_text() == table.load("x").to_csv(index=False)
+def test_steps_of_a_run_without_a_trace_are_no_rows(home):
+    got = publish(home, (made_up.record(run()), None))
+    assert len(got.steps) == 0 and set(records.STEP_COLUMNS) <= set(got.steps)

@@ -109,6 +109,7 @@ def _packed(table: pa.Table) -> bytes:
         table, file, row_group_size=max(len(table), 1), compression="zstd", compression_level=19,
         use_dictionary=words, column_encoding={"t_us": "DELTA_BINARY_PACKED"} if "t_us" in table.column_names else None,
         dictionary_pagesize_limit=2**26, data_page_size=2**26, write_page_checksum=True, write_statistics=False,
+        use_compliant_nested_type=False,  # a list's items are called the same when they are read
     )  # fmt: skip
     return file.getvalue()
 
