@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import standin_sweep
 
-from lib import engines, params
-from lib.cells import Model
-from lib.records import ROOT
+from lib.measure import engines, profiles
+from lib.results import settings
+from lib.results.records import ROOT
+from lib.results.run import Model
 
 # Hosts that outputs and figures may name: sources, standards, documentation.
 HOSTS = {
@@ -81,16 +82,16 @@ def test_records_tell_nothing_of_their_machine():
             if pa.types.is_string(field.type) or pa.types.is_list(field.type):
                 words = {" ".join(map(str, v)) if isinstance(v, list) else v for v in column.to_pylist() if v}
                 found[f"{file.parent.name} {field.name}"] = told("\n".join(sorted(words)))
-    assert "cpu cell" in found and "h200 versions" in found
+    assert "cpu run" in found and "h200 versions" in found
     assert {name: what for name, what in found.items() if what} == {}
 
 
 def test_requests_and_traces_hold_numbers_and_a_few_words_only():
     words = set()
-    for name in ("requests.parquet", "steps.parquet", "tokens.parquet"):
+    for name in ("requests.parquet", "steps.parquet"):
         for file in committed(name):
             for field, column in zip(pq.read_schema(file), pq.read_table(file).columns, strict=True):
-                if pa.types.is_string(field.type) and field.name != "cell_id":
+                if pa.types.is_string(field.type) and field.name != "run_id":
                     words |= set(column.to_pylist())
     assert "FULL" in words
     assert words <= {"", "FULL", "PIECEWISE", "NONE", "length", "stop", None}
@@ -124,21 +125,23 @@ def test_other_committed_data_tells_nothing_of_its_machine():
 
 
 def test_no_profile_runs_a_model_s_own_code():
-    profiles = [params.load(path.stem) for path in sorted((ROOT / "params").glob("*.yaml"))]
-    assert not [p.profile for p in profiles if p.model.trust_remote_code]
+    held = [profiles.load(path.stem) for path in (ROOT / "params").glob("*.yaml") if path != settings.PATH]
+    assert held and not [p.profile for p in held if any(m.trust_remote_code for m in p.models)]
     assert Model().trust_remote_code is False
 
 
 def test_a_model_s_own_code_is_announced_and_recorded(tmp_path, monkeypatch, capsys):
     standin_sweep.use(monkeypatch, tmp_path / "cache")
-    p = standin_sweep.profile(model={"source": "shape", "name": "opt-125m", "trust_remote_code": True})
-    cell = standin_sweep.cells(1, 1)[0].model_copy(update={"engine": p.base_engine})
-    assert cell.engine.llm_arguments("somewhere")["trust_remote_code"] is True
-    store = engines.run([cell], p, progress=False, folder=tmp_path)
+    p = standin_sweep.profile()
+    (plain,) = standin_sweep.runs(1, 1)
+    model = plain.engine.model.model_copy(update={"trust_remote_code": True})
+    run = plain.model_copy(update={"engine": plain.engine.model_copy(update={"model": model})})
+    assert run.engine.llm_arguments("somewhere")["trust_remote_code"] is True
+    store = engines.run([run], p, progress=False, folder=tmp_path)
     assert "model.trust_remote_code is true: engines run code that opt-125m brings along" in capsys.readouterr().err
     assert '"trust_remote_code": true' in next(store.folder.glob("*.json")).read_text()
-    assert store.get(cell).status == "ok"
-    engines.run(standin_sweep.cells(1, 1), p, progress=False, folder=tmp_path)
+    assert store.get(run).status == "ok"
+    engines.run([plain], p, progress=False, folder=tmp_path)
     assert "trust_remote_code" not in capsys.readouterr().err
 
 
