@@ -1,63 +1,105 @@
-"""The command line: help that teaches, one-sentence errors, exit codes, plans, and the README's numbers."""
+"""The command line: help that teaches, one-sentence errors, exit codes, plans, publishing, and the README's numbers."""
 
 import json
 
+import pandas as pd
 import pytest
+from made_up_records import record, trace
+from typer.testing import CliRunner
 
 from lib import __main__ as cli
-from lib import params, readme, sweep
+from lib import readme, results
+from lib.measure import plan, profiles
+from lib.results import table
+from lib.results.records import Store
+
+COMMANDS = ["reproduce", "sweep", "publish", "status", "snapshot", "readme"]
 
 
-def run(capsys, *arguments):
-    code = cli.main(list(arguments))
-    return code, *capsys.readouterr()
+def run(*arguments: str):
+    result = CliRunner().invoke(cli.app, [*map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
 
 
-@pytest.mark.parametrize("command", ["reproduce", "publish", "snapshot", "status", "sweep", "readme", "recommend"])
-def test_every_command_has_help(command, capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main([command, "--help"])
-    assert stop.value.code == 0 and len(capsys.readouterr().out) > 200
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """An empty place for runs and published tables."""
+    monkeypatch.setenv("SPECULATION_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr(table, "data_folder", lambda profile: tmp_path / "data" / profile)
+    return Store(tmp_path / "runs" / "cpu" / "records")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command):
+    result = run(command, "--help")
+    assert result.exit_code == 0 and len(result.stdout) > 200
+
+
+def test_the_help_lists_every_command():
+    told = run("--help").stdout
+    assert [c for c in COMMANDS if c not in told] == [] and "130 interrupted" in told
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["sweep", "cpuu", "--dry-run"], ["cpuu", "cpu"]),
-        (["sweep", "cpu", "--dry-run", "--only", "09"], ["--only", "09", "01"]),
-        (["sweep", "cpu", "--dry-run", "--settings", "vanila"], ["--settings", "vanila", "vanilla"]),
-        (["reproduce", "cpu", "--only", "99"], ["99", "01"]),
+        (("sweep", "cpuu", "--dry-run"), ["'cpuu'", "did you mean 'cpu'"]),
+        (("sweep", "cpu", "--dry-run", "--settings", "vanila"), ["'vanila'", "did you mean 'vanilla'"]),
+        (("sweep", "cpu", "--dry-run", "--retry", "fail"), ["--retry", "failed, oom", "'fail'"]),
+        (("reproduce", "cpu", "--only", "99"), ["--only", "01", "'99'"]),
+        (("reproduce", "own", "--mode", "replay"), ["profile", "published", "'own'"]),
+        (("publish", "own"), ["profile", "measured", "'own'"]),
+        (("status", "no_such_profile"), ["'no_such_profile'"]),
     ],
 )
-def test_errors_are_one_sentence_and_exit_2(arguments, words, capsys):
-    code, _, err = run(capsys, *arguments)
-    assert code == 2 and err.count("\n") == 1 and "Traceback" not in err
-    assert [w for w in words if w not in err] == []
+def test_errors_are_one_sentence_and_exit_2(arguments, words, home):
+    result = run(*arguments)
+    assert result.exit_code == 2 and not result.stdout
+    assert result.stderr.count("\n") == 1 and "Traceback" not in result.stderr
+    assert [w for w in words if w not in result.stderr] == []
 
 
-@pytest.mark.parametrize("profile", ["cpu", "h200", "h200-closed", "h200x2", "h100x8-llama70b", "own"])
-def test_every_profile_has_a_plan(profile, capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECULATION_RUNS", str(tmp_path))  # nothing measured yet
-    code, out, _ = run(capsys, "sweep", profile, "--dry-run", "--json")
-    planned = json.loads(out)
-    assert code == 0 and planned
-    engine = params.load(profile).engine
-    assert {e["num_gpus"] for e in planned} == {engine.tensor_parallel_size * engine.pipeline_parallel_size}
+@pytest.mark.parametrize("profile", ["cpu", "h200", "h200-sizes", "h100x8-llama70b", "own"])
+def test_every_profile_has_a_plan(profile, home):
+    result = run("sweep", profile, "--dry-run", "--json")
+    planned = json.loads(result.stdout)
+    p = profiles.load(profile)
+    assert result.exit_code == 0 and sum(e["runs"] for e in planned) == len(plan.runs(p))
+    assert {e["gpus"] for e in planned} == {p.engine.get("tensor_parallel_size", 1)}
+    assert {e["setting"] for e in planned} <= set(p.settings)
 
 
-def test_a_plan_counts_each_cell_once():
-    p = params.load("cpu")
-    parts = sweep.collection(p)
-    cells = sweep.choose(parts, None)
-    ids = [c.cell_id for c in cells]
-    assert len(ids) == len(set(ids)) == len({c.cell_id for part in parts.values() for c in part})
+def test_a_plan_lacks_what_is_held(home):
+    p = profiles.load("cpu")
+    first = plan.runs(p)[0]
+    home.save(record(first))
+    planned = json.loads(run("sweep", "cpu", "--dry-run", "--json").stdout)
+    assert sum(e["runs"] for e in planned) == len(plan.runs(p)) - 1
+    told = run("status", "cpu").stdout
+    assert "vanilla" in told and f"1 of the {len(plan.runs(p))} runs" in told
+    assert json.loads(run("status", "cpu", "--json").stdout) == {"vanilla": {"ok": 1}}
 
 
-def test_settings_come_in_the_order_asked_and_repeats_last():
-    p = params.load("h200")
-    cells = sweep.choose(sweep.collection(p, ["01", "04"]), ["padded_ngram", "vanilla"])
-    order = [(c.engine.repeat, c.setting) for c in cells]
-    assert order == sorted(order, key=lambda o: (o[0], ["padded_ngram", "vanilla"].index(o[1])))
+def test_what_is_published_can_be_taken_out_as_a_table(home, tmp_path):
+    home.save(record(plan.runs(profiles.load("cpu"))[0]), trace([1], [1]))
+    assert run("publish", "cpu").exit_code == 0
+    for name in ("x.csv", "x.parquet"):
+        result = run("snapshot", "cpu", "--out", tmp_path / name)
+        assert result.exit_code == 0 and "1 runs" in result.stdout
+    assert (tmp_path / "x.csv").read_text() == results.load("cpu").to_csv(index=False)
+    assert len(pd.read_parquet(tmp_path / "x.parquet")) == 1
+
+
+def test_publish_changes_nothing_over_a_damaged_table(home, tmp_path):
+    home.save(record(plan.runs(profiles.load("cpu"))[0]), trace([1], [1]))
+    run("publish", "cpu")
+    folder = tmp_path / "data" / "cpu"
+    (folder / "steps.parquet").write_bytes(b"PAR1")
+    before = {f.name: f.read_bytes() for f in folder.iterdir()}
+    result = run("publish", "cpu")
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1 and "steps.parquet is skipped" in result.stderr
+    assert {f.name: f.read_bytes() for f in folder.iterdir()} == before
 
 
 @pytest.mark.parametrize("path", readme.COMPUTED, ids=lambda path: path.name)
@@ -65,17 +107,20 @@ def test_computed_numbers_agree_with_the_records(path):
     assert readme.render(path) == path.read_text(encoding="utf-8"), "run python -m lib readme"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("sweep", "cpu", "--dry-run", "--retry", "fail"), ["--retry", "'fail'", "failed, oom"]),
-        (("sweep", "cpu", "--hosts", "8"), ["--hosts", "--dry-run"]),
-        (("publish", "own"), ["profile", "'own'", "measured"]),
-        (("reproduce", "own", "--mode", "replay"), ["profile", "'own'", "published"]),
-    ],
-)
-def test_options_are_checked_before_anything_runs(arguments, words, capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECULATION_RUNS", str(tmp_path))
-    code, out, err = run(capsys, *arguments)
-    assert code == 2 and not out
-    assert all(word in err for word in words) and err.count("\n") == 1
+def test_readme_check_says_whether_it_is_up_to_date(tmp_path, monkeypatch):
+    stale = tmp_path / "README.md"
+    stale.write_text("old")
+    monkeypatch.setattr(readme, "PATH", stale)
+    monkeypatch.setattr(readme, "render", lambda: "new")
+    assert run("readme", "--check").exit_code == 1 and stale.read_text() == "old"
+    assert run("readme").exit_code == 0 and stale.read_text() == "new"
+    assert run("readme", "--check").exit_code == 0
+
+
+def test_an_interrupt_says_that_nothing_is_lost(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(profiles, "load", interrupted)
+    result = run("status", "cpu")
+    assert result.exit_code == 130 and result.stderr.count("\n") == 1 and "stored" in result.stderr
