@@ -1,6 +1,9 @@
 """The locks are complete and exact, and every way into the environment installs the same versions."""
 
+import ast
 import re
+import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -57,6 +60,20 @@ def test_lock_holds_what_is_wanted(lock):
         name = name.partition("[")[0]  # extras are no part of a pin's name
         assert normal(name) in locked
         assert not version or locked[normal(name)] == version
+
+
+def test_what_lib_imports_is_locked():
+    """Import names are told by the installed packages; vLLM's CPU build and Ray come from locks of their own."""
+    locked = {name for lock in LOCKS for name in pins(entries(REQUIREMENTS / f"{lock}.txt"))}
+    found = set()
+    for path in (TOP / "lib").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            found |= {name.partition(".")[0] for name in names}
+    owners = packages_distributions()
+    outside = found - set(sys.stdlib_module_names) - {"lib", "ray"}
+    assert {m: owners.get(m) for m in outside if not {normal(o) for o in owners.get(m, [])} & locked} == {}
 
 
 def test_no_cuda_build_beside_torch_cpu():
