@@ -17,7 +17,7 @@ NGRAM = Speculative(method="ngram", num_speculative_tokens=7, prompt_lookup_min=
 
 
 class Rates(NamedTuple):
-    """Counters of the ngram drafter per output token; `drafted` leaves out what runner V2 fills up."""
+    """Counters of the ngram drafter per output token. Runner V2 fills up every step's draft: only its `accepted` is like V1's."""
 
     drafts: float
     drafted: float
@@ -27,8 +27,8 @@ class Rates(NamedTuple):
 def rates(pairs: list[Pair], runner: str = "V1") -> Rates:
     """What the replay of the ngram drafter counts on `pairs`."""
     done = Simulation(NGRAM, max_num_seqs=256, runner=runner).run([stream(*pair) for pair in pairs]).counters
-    drafted = done.num_draft_tokens - done.num_filling_tokens
-    return Rates(*(n / done.num_output_tokens for n in (done.num_drafts, drafted, done.num_accepted_tokens)))
+    counted = (done.num_drafts, done.num_draft_tokens, done.num_accepted_tokens)
+    return Rates(*(n / done.num_output_tokens for n in counted))
 
 
 def target(workload: str) -> Rates:
