@@ -24,7 +24,7 @@ from typing import BinaryIO
 from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
-from lib.measure import forkserver, machine, plan, weights
+from lib.measure import forkserver, machine, plan, weights, worker
 from lib.measure.profiles import Profile
 from lib.results import records
 from lib.results.records import Provenance, Record, Store
@@ -118,13 +118,13 @@ class Process:
         return subprocess.Popen(
             [sys.executable, "-m", "lib.measure.worker", str(plan)],
             stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, pass_fds=(events,), cwd=records.ROOT,
-            env=env | {forkserver.EVENTS_VARIABLE: str(events)}, start_new_session=True,
+            env=env | {worker.EVENTS_VARIABLE: str(events)}, start_new_session=True,
         )  # fmt: skip
 
     def go(self) -> None:
         """Let the process build its engine."""
         with contextlib.suppress(BrokenPipeError):  # it died, `events` says so
-            self.child.stdin.write(forkserver.GO)
+            self.child.stdin.write(worker.GO)
             self.child.stdin.flush()
 
     def events(self, tick: Callable[[], None] = lambda: None) -> Iterator[dict]:

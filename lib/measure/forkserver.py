@@ -28,8 +28,6 @@ from pathlib import Path
 from typing import Any
 
 SOCKET_VARIABLE = "SPECULATION_FORK_SERVER"
-EVENTS_VARIABLE = "SPECULATION_EVENTS_FD"  # where an engine process finds the pipe for its events
-GO = b"g"  # what an engine process is told: build the engine
 _MAX_REQUEST = 1 << 20
 _LONGEST = 60  # characters of a temporary folder; a socket's path may have about 100 in all
 
@@ -97,7 +95,7 @@ def _become_engine(request: dict[str, Any], descriptors: list[int]) -> None:
         for given, own in ((stdin, 0), (log, 1), (log, 2)):
             os.dup2(given, own)
         os.environ.clear()
-        os.environ.update(request["env"] | {EVENTS_VARIABLE: str(events)})
+        os.environ.update(request["env"] | {worker.EVENTS_VARIABLE: str(events)})
         code = worker.main(request["plan"])
     except BaseException:
         import traceback

@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from lib.measure import machine, monitor, parrot, recorded, weights, workloads
-from lib.measure.forkserver import EVENTS_VARIABLE, GO
 from lib.results.records import STEP_COLUMNS, Counters, Provenance, Record, Request, Resolved, Store, Trace
 from lib.results.run import Run, Workload
 
+EVENTS_VARIABLE = "SPECULATION_EVENTS_FD"  # where an engine process finds the pipe for its events
+GO = b"g"  # what an engine process is told: build the engine
 _COUNTERS = {
     "vllm:spec_decode_num_drafts": "num_drafts",
     "vllm:spec_decode_num_draft_tokens": "num_draft_tokens",
