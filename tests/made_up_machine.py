@@ -40,7 +40,9 @@ def requests_of(seed: int, period: int, number: int = 12) -> list[Stream]:
     made = []
     for _ in range(number):
         prompt = [rng.randrange(1000) for _ in range(20)]
-        made.append(stream(prompt, [prompt[i % period] if rng.random() < 0.9 else rng.randrange(1000) for i in range(40)]))
+        made.append(
+            stream(prompt, [prompt[i % period] if rng.random() < 0.9 else rng.randrange(1000) for i in range(40)])
+        )
     return made
 
 

@@ -42,7 +42,9 @@ def count_lines():
 def loaded(module: str) -> set[str]:
     """Every module that importing one brings along."""
     code = f"import sys; import {module}; print(*sys.modules)"
-    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=TOP).stdout.split())
+    return set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=TOP).stdout.split()
+    )
 
 
 def test_results_need_tables_only():
@@ -93,7 +95,9 @@ def test_no_module_is_long_and_lib_is_short():
 
 
 def test_code_lines_are_those_that_hold_code():
-    source = '"""Doc.\n\nMore."""\n\nx = 1  # said\n# alone\n\n\ndef f():\n    """Doc."""\n    return (\n        2\n    )\n'
+    source = (
+        '"""Doc.\n\nMore."""\n\nx = 1  # said\n# alone\n\n\ndef f():\n    """Doc."""\n    return (\n        2\n    )\n'
+    )
     assert count_lines().count(source) == 5
     assert count_lines().count('x = """\na\nb"""\n') == 3
     assert count_lines().count("") == 0

@@ -11,7 +11,9 @@ COUNTED = ["num_output_tokens", "num_drafts", "num_draft_tokens", "num_accepted_
 
 def runs(profile: str):
     """One run of each model, drafter without memory, text and number of requests in flight up to 64."""
-    held = results.load(profile).query("status == 'ok' and temperature == 0 and workload != 'random' and concurrency <= 64")
+    held = results.load(profile).query(
+        "status == 'ok' and temperature == 0 and workload != 'random' and concurrency <= 64"
+    )
     held = held[(held.num_drafts > 0) & held.suffix_cache.isin([None, "off"])]
     return held.drop_duplicates(["model", "setting", "workload", "concurrency"]).sort_values("run_id")
 

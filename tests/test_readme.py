@@ -27,7 +27,9 @@ def test_a_verdict_goes_beyond_what_equal_engines_differ_by(values, verdict):
 def test_every_notebook_has_a_row():
     lines = readme.notebook_table().splitlines()
     assert len(lines) == 2 + len(list((readme.PATH.parent / "notebooks").glob("[0-9][0-9]_*.ipynb")))
-    assert lines[2].startswith("| [00 start](notebooks/00_start.ipynb) | Should I switch speculative decoding on? | h200 |")
+    assert lines[2].startswith(
+        "| [00 start](notebooks/00_start.ipynb) | Should I switch speculative decoding on? | h200 |"
+    )
 
 
 def test_missing_markers_are_named(tmp_path):

@@ -119,7 +119,9 @@ def test_a_a_variability_is_that_of_the_same_session_model_and_concurrency():
         {**ngram, "concurrency": 1}, {**ngram, "concurrency": 64}, {**ngram, "setting": "vanilla", "concurrency": 64},
     )  # fmt: skip
     found = results.compare(held, "ngram").set_index("concurrency").aa
-    assert found.to_dict() == pytest.approx({8: 0.1, 1: 0.05, 64: 0.1})  # of other concurrencies where none was repeated
+    assert found.to_dict() == pytest.approx(
+        {8: 0.1, 1: 0.05, 64: 0.1}
+    )  # of other concurrencies where none was repeated
     told = results.variability(held).set_index(["session", "model", "concurrency"]).aa
     assert told.to_dict() == pytest.approx(
         {("a", "m", 8): 0.1, ("b", "m", 8): 0.2, ("a", "n", 8): 0.3, ("a", "m", 1): 0.05}
@@ -133,7 +135,9 @@ def test_step_times_tell_decoding_steps_from_those_that_read_a_prompt():
     assert made.loc["a"].to_dict() == pytest.approx(
         {"decode_ms": 3.0, "mixed_ms": 15.0, "num_mixed_steps": 2, "mixed_share": 30 / 36}
     )
-    assert made.loc["b", "decode_ms"] == 500 and np.isnan(made.loc["b", "mixed_ms"]) and made.loc["b", "mixed_share"] == 0
+    assert (
+        made.loc["b", "decode_ms"] == 500 and np.isnan(made.loc["b", "mixed_ms"]) and made.loc["b", "mixed_share"] == 0
+    )
 
 
 @pytest.mark.parametrize("profile", ["cpu", "h200", "h200-sizes"])
