@@ -15,16 +15,21 @@ from lib import results
 from lib.results import records
 
 PATH = records.ROOT / "README.md"
-PROFILE, SHOWN = "h200", ("ngram", "suffix")
+# rows of the table of answers: profile, model, setting
+SHOWN = [
+    ("h200", "Llama-3.1-8B", "ngram"), ("h200-sizes", "Qwen2.5-14B", "ngram"), ("h200-sizes", "Qwen2.5-32B", "ngram"),
+    ("h200", "Llama-3.1-8B", "suffix"),
+]  # fmt: skip
 FIGURES = {
     "00": "answer", "01": "noise floor", "02": "draft length", "03": "02, 04", "04": "01, 03", "05": "05", "06": "06",
     "07": "map", "08": "re-analysis",
 }  # fmt: skip
 
 
-def _verdict(row: pd.Series) -> str:
-    """What a row of `results.compare` says beyond what runs of equal engines differ by."""
-    aa = 0.0 if pd.isna(row.aa) else row.aa
+def _verdict(row: pd.Series, floors: pd.Series) -> str:
+    """What a row of `results.compare` says beyond what runs of equal engines differ by (`floors`, by requests in flight,
+    where the row's own model had no two)."""
+    aa = floors.get(row.concurrency, floors.max()) if pd.isna(row.aa) else row.aa
     word = "**use**" if row.low > 1 + aa else "don't" if row.high < 1 - aa else "no difference"
     return f"{word} {row.ratio:.2f} [{row.low:.2f}, {row.high:.2f}]"
 
@@ -34,27 +39,27 @@ def _lines(header: list[str], rows: list[list[str]]) -> str:
 
 
 def answer() -> str:
-    """Use or don't, with the throughput over vanilla, by setting, text and requests in flight."""
-    runs = results.load(PROFILE).query("workload != 'random'")
-    requests = results.requests(PROFILE)
-    flight = sorted(set(runs.concurrency))
-    rows = []
-    for setting in SHOWN:
-        found = results.compare(runs, setting, requests=requests)
-        for text, group in found.groupby("workload"):
-            cells = {row.concurrency: _verdict(row) for _, row in group.iterrows()}
-            rows.append([results.label(setting), text, *(cells.get(c, "") for c in flight)])
-    good = runs[runs.status == "ok"]
-    spread = results.variability(runs).groupby("concurrency").aa.max()
+    """Use or don't, with the throughput over vanilla, by model, setting, text and requests in flight."""
+    tables = {profile: results.read(profile) for profile in dict.fromkeys(profile for profile, *_ in SHOWN)}
+    good = {
+        name: t.runs.query("status == 'ok' and workload != 'random' and temperature == 0") for name, t in tables.items()
+    }
+    flight = sorted({c for runs in good.values() for c in runs.concurrency})
+    first, rows = good[SHOWN[0][0]], []
+    spread = results.variability(first).groupby("concurrency").aa.max()
+    for profile, model, setting in SHOWN:
+        runs = good[profile][good[profile].model == model]
+        for text, group in results.compare(runs, setting, requests=tables[profile].requests).groupby("workload"):
+            cells = {row.concurrency: _verdict(row, spread) for _, row in group.iterrows()}
+            rows.append([results.label(setting), model, text, *(cells.get(c, "") for c in flight)])
     floors = ", ".join(f"{100 * aa:.0f} % at {c}" for c, aa in spread.items())
-    distinct = good.drop_duplicates(results.QUESTION).num_prompts.sum()
     told = (
-        f"*{good.model.iloc[0]} (parrot, bf16), one {good.gpu.iloc[0]}, vLLM {good.resolved_vllm_version.iloc[0]}; throughput "
-        f"as a multiple of no speculation, 95 % intervals over requests; {len(good)} runs "
-        f"on {distinct:,} requests, every answer verbatim: {'yes' if good.verbatim.all() else 'no'}. Runs of equal engines "
+        f"*Parrots in bf16, one {first.gpu.iloc[0]}, vLLM {first.resolved_vllm_version.iloc[0]}; throughput as a multiple of no "
+        f"speculation, 95 % intervals over requests; {sum(map(len, good.values()))} runs, every answer verbatim: "
+        f"{'yes' if all(r.verbatim.all() for r in good.values()) else 'no'}. Runs of equal engines of the {first.model.iloc[0]} "
         f"differ by up to {floors}.*"
     )
-    return told + "\n\n" + _lines(["setting", "text", *(f"{c} in flight" for c in flight)], rows)
+    return told + "\n\n" + _lines(["setting", "model", "text", *(f"{c} in flight" for c in flight)], rows)
 
 
 def notebook_table() -> str:
