@@ -7,7 +7,7 @@ from lib import readme
 
 
 def row(**values) -> pd.Series:
-    return pd.Series({"ratio": 1.5, "low": 1.4, "high": 1.6, "aa": 0.1} | values)
+    return pd.Series({"ratio": 1.5, "low": 1.4, "high": 1.6, "aa": 0.1, "concurrency": 8} | values)
 
 
 @pytest.mark.parametrize(
@@ -17,11 +17,12 @@ def row(**values) -> pd.Series:
         ({"aa": 0.5}, "no difference 1.50 [1.40, 1.60]"),
         ({"ratio": 0.8, "low": 0.7, "high": 0.85}, "don't 0.80 [0.70, 0.85]"),
         ({"ratio": 0.8, "low": 0.7, "high": 0.95}, "no difference 0.80 [0.70, 0.95]"),
-        ({"aa": float("nan"), "low": 1.01}, "**use** 1.50 [1.01, 1.60]"),
+        ({"aa": float("nan"), "low": 1.06}, "**use** 1.50 [1.06, 1.60]"),  # of 8 in flight, of another model
+        ({"aa": float("nan"), "low": 1.06, "concurrency": 1}, "no difference 1.50 [1.06, 1.60]"),  # the largest
     ],
 )
 def test_a_verdict_goes_beyond_what_equal_engines_differ_by(values, verdict):
-    assert readme._verdict(row(**values)) == verdict
+    assert readme._verdict(row(**values), pd.Series({8: 0.05, 64: 0.2})) == verdict
 
 
 def test_every_notebook_has_a_row():
