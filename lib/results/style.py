@@ -21,6 +21,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from lib import results
 from lib.results.records import ROOT, runs_folder
@@ -112,6 +113,17 @@ def numbered(svg: str) -> str:
     hashed = dict.fromkeys(re.findall(r'id="([a-z][0-9a-f]{10})"', svg))
     names = {name: f"{name[0]}{number}" for number, name in enumerate(hashed, 1)}
     return re.sub(r'(?<=["#])[a-z][0-9a-f]{10}(?=[")])', lambda found: names.get(found[0], found[0]), svg)
+
+
+def log(ax: Axes, x: Sequence[float] = (), y: Sequence[float] = ()) -> None:
+    """Logarithmic axes with plain numbers at these ticks, as far as the data reach."""
+    for name, ticks in (("x", x), ("y", y)):
+        if len(ticks):
+            ax.set(**{f"{name}scale": "log"})
+            axis = getattr(ax, f"{name}axis")
+            axis.set_major_locator(FixedLocator(ticks))
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_locator(NullLocator())
 
 
 def no_gain(ax: Axes, value: float = 1.0, text: str = "no gain", axis: str = "y") -> None:
