@@ -39,4 +39,6 @@ def runs(num_engines: int, num_runs: int, output_tokens: int = 20) -> list[Run]:
 
 def facts(store: Store) -> dict:
     """All that must not depend on where and when a run was measured."""
-    return {r.run.plan_id: (r.status, r.counters, r.output_hash, [q.output_hash for q in r.requests]) for r in store.all()}
+    return {
+        r.run.plan_id: (r.status, r.counters, r.output_hash, [q.output_hash for q in r.requests]) for r in store.all()
+    }

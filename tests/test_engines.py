@@ -35,11 +35,13 @@ MARK = os.environ.setdefault("SPECULATION_TEST_RUN", f"test-{os.getpid()}")
 
 
 def workers() -> list[psutil.Process]:
-    """Engine processes of this test run that are alive."""
+    """Engine processes of this test run that are alive, forked ones included."""
     found = []
     for process in psutil.process_iter(["cmdline", "status"]):
-        if "lib.measure.worker" in (process.info["cmdline"] or []) and process.info["status"] != psutil.STATUS_ZOMBIE:
-            with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error):
+            line, server = process.info["cmdline"] or [], "lib.measure.forkserver"
+            engine = "lib.measure.worker" in line or server in line and server in process.parent().cmdline()
+            if engine and process.info["status"] != psutil.STATUS_ZOMBIE:
                 found += [process] if process.environ().get("SPECULATION_TEST_RUN") == MARK else []
     return found
 
@@ -55,15 +57,9 @@ def wait_until(condition, seconds=90):
 
 @pytest.fixture(scope="module", autouse=True)
 def one_import_of_vllm():
-    """Engines are forked, as `reproduce` does it, but for those of tests that ask for `started`."""
+    """Engines are forked, as `reproduce` does it; test_faults.py has engines that are processes of their own."""
     with forkserver.open_fork_server(engines.environment(plan.runs(small())[0], small())):
         yield
-
-
-@pytest.fixture
-def started(monkeypatch):
-    """Engines are processes of their own."""
-    monkeypatch.delenv(forkserver.SOCKET_VARIABLE)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +89,8 @@ def test_counters_agree_with_steps_and_requests(store, setting):
     r = one(store, setting)
     c, steps = r.counters, store.trace(r).steps
     assert r.resolved.vllm_version and r.resolved.runner == "V1" and r.provenance.versions["python"]
-    assert r.provenance.session and r.run.suffix_cache == {"suffix": "off", "suffix_cold": "cold", "suffix_warm": "warm"}.get(setting)
+    caches = {"suffix": "off", "suffix_cold": "cold", "suffix_warm": "warm"}
+    assert r.provenance.session and r.run.suffix_cache == caches.get(setting)
     assert c.num_accepted_tokens <= c.num_draft_tokens and (c.num_drafts > 0) == (setting != "vanilla")
     assert sum(c.num_accepted_tokens_per_pos) == c.num_accepted_tokens
     # three sources of the same counts: vLLM's counters, the step stream, the requests
@@ -170,13 +167,14 @@ def two_runs(**engine) -> list[Run]:
     return [r.model_copy(update={"engine": changed}) for r in asked]
 
 
-def test_a_killed_engine_costs_one_run(started, tmp_path, monkeypatch):
+def test_a_killed_engine_costs_one_run(tmp_path, monkeypatch):
     p, killed = small(), []
     original = engines.Process.events
 
     def events(self, *args):
         for event in original(self, *args):
             if event["event"] == "running" and not killed:
+                assert [p.pid for p in workers()] == [self.child.pid]
                 killed.append(event["plan_id"])
                 os.kill(self.child.pid, signal.SIGKILL)
             yield event
@@ -189,13 +187,15 @@ def test_a_killed_engine_costs_one_run(started, tmp_path, monkeypatch):
     assert not workers()
 
 
-def test_a_killed_parent_leaves_no_engine_and_loses_nothing(started, tmp_path):
+def test_a_killed_parent_leaves_no_engine_and_loses_nothing(tmp_path):
     script = (
         "from pathlib import Path\nimport sys\nsys.path.insert(0, 'tests')\n"
         "from test_engines import small, two_runs\nfrom lib.measure import engines\n"
         f"engines.run(two_runs(), small(), progress=False, folder=Path({str(tmp_path)!r}))\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
+    # this engine is a process of its own
+    env = {k: v for k, v in os.environ.items() if k != forkserver.SOCKET_VARIABLE}
+    parent = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env=env)
     assert wait_until(lambda: list((tmp_path / "records").glob("*.json")))
     parent.kill()
     parent.wait()

@@ -137,7 +137,8 @@ def test_random_kills_of_the_whole_sweep(standin, tmp_path):
     runs = standin_sweep.runs(3, 4)
     alone = run(runs, tmp_path / "alone")
     script = (
-        "import sys\nfrom pathlib import Path\nsys.path.insert(0, 'tests')\nimport standin_sweep\nfrom lib.measure import engines\n"
+        "import sys\nfrom pathlib import Path\nsys.path.insert(0, 'tests')\n"
+        "import standin_sweep\nfrom lib.measure import engines\n"
         f"runs, p, folder = standin_sweep.runs(3, 4), standin_sweep.profile(), Path({str(tmp_path / 'killed')!r})\n"
         "print('ready', flush=True)\nengines.run(runs, p, progress=False, folder=folder)\n"
     )

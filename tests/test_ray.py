@@ -47,8 +47,8 @@ def test_the_cluster_is_asked_for_what_an_engine_takes():
 
     def wanted(**changes):
         run = standin_sweep.runs(1, 1)[0]
-        arguments = run.engine.arguments | changes
-        return fanout._Engine([run.model_copy(update={"engine": run.engine.model_copy(update={"arguments": arguments})})])
+        made = run.engine.model_copy(update={"arguments": run.engine.arguments | changes})
+        return fanout._Engine([run.model_copy(update={"engine": made})])
 
     large = wanted(tensor_parallel_size=4, pipeline_parallel_size=2)
     assert large.name == "arm0 opt-125m"
@@ -101,7 +101,8 @@ class MadeUpRay(SimpleNamespace):
         events = []
         for run in map(Run.model_validate, runs):
             with tempfile.TemporaryDirectory() as folder:
-                records.Store(folder).save(Record(run=run, status="ok", provenance=Provenance(measured="2026-01-01T00:00:00Z")))
+                made = Provenance(measured="2026-01-01T00:00:00Z")
+                records.Store(folder).save(Record(run=run, status="ok", provenance=made))
                 files = {f.name: f.read_bytes() for f in Path(folder).iterdir()}
             events += [("running", run.plan_id, {}), ("ended", run.plan_id, files)]
         yield from events[:limit]
@@ -200,8 +201,8 @@ def test_only_the_driver_holds_the_store(monkeypatch, tmp_path):
 
 
 def workers() -> list[psutil.Process]:
-    found = psutil.process_iter(["cmdline", "status"])
-    return [p for p in found if "lib.measure.worker" in (p.info["cmdline"] or []) and p.info["status"] != psutil.STATUS_ZOMBIE]
+    found = [p for p in psutil.process_iter(["cmdline", "status"]) if "lib.measure.worker" in (p.info["cmdline"] or [])]
+    return [p for p in found if p.info["status"] != psutil.STATUS_ZOMBIE]
 
 
 def wait_until(condition, seconds=30):
@@ -293,7 +294,7 @@ def test_a_lost_node_costs_nothing(cluster, watched, tmp_path, monkeypatch, caps
     again = watched.submitted[3:]
     assert removed and again, "the lost engine was not submitted again"
     assert {len(left) for _, left in again} <= {1, 2, 3}
-    assert not {plan_id for _, left in again for plan_id in left} & set(back), "a run that had come back was measured again"
+    assert not {plan_id for _, left in again for plan_id in left} & set(back), "what had come back was measured again"
     assert "its node was lost" in capsys.readouterr().err
     assert wait_until(lambda: not workers()), "an engine outlived its node"
     # all is stored: a second sweep asks no cluster for anything
@@ -328,8 +329,9 @@ def test_an_interrupt_ends_the_engines_and_a_failing_engine_is_recorded(cluster,
 
 @pytest.mark.engine
 def test_real_engines_on_two_nodes_equal_the_sequential_run(cluster, watched, tmp_path):
-    changes = {"num_prompts": 2, "output_tokens": 32, "input_tokens": 96, "seeds": [0], "threads": 1, "repeats": {"vanilla": 1}}
-    p = profiles.load("cpu", changes | {"workloads": ["code", "sonnet"], "concurrency": [2]})
+    changes = {"num_prompts": 2, "output_tokens": 32, "input_tokens": 96, "seeds": [0], "threads": 1}
+    changes |= {"workloads": ["code", "sonnet"], "concurrency": [2], "repeats": {"vanilla": 1}}
+    p = profiles.load("cpu", changes)
     runs = plan.runs(p, ["vanilla", "ngram"])
     alone = engines.run(runs, p, progress=False, folder=tmp_path / "alone")
     nodes, second = cluster()
