@@ -29,7 +29,7 @@ def imported(node: ast.stmt) -> set[str]:
 def imports(name: str, *, late: bool) -> set[str]:
     """What a module imports when it is imported itself, and, `late`, what its functions import when they are called."""
     tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
-    inside = [n for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) for n in ast.walk(f)]
+    inside = {n for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) for n in ast.walk(f)}
     return {m for n in ast.walk(tree) if late or n not in inside for m in imported(n)}
 
 
