@@ -118,6 +118,15 @@ def test_an_override_replaces_only_the_keys_it_names():
     assert p.engine == CPU["engine"] | {"max_num_seqs": 16}
 
 
+@pytest.mark.parametrize(
+    "listed", ["[vanilla, mine: {extends: ngram}]", "{vanilla: , mine: {extends: ngram}}"], ids=["list", "mapping"]
+)
+def test_a_profile_s_own_setting_can_be_asked_for_by_name(listed, tmp_path):
+    (file := tmp_path / "own.yaml").write_text(f"profile: own\nsettings: {listed}\n")
+    p = measure.profile({"profile": str(file), "settings": ["mine"]})
+    assert p.settings == ("mine",) and p.menu["mine"].arguments["speculative_config"]["method"] == "ngram"
+
+
 def test_a_whole_profile_injected_by_papermill_is_that_profile():
     injected = yaml.safe_load((profiles.PARAMS / "cpu.yaml").read_text())  # the way papermill -f reads it
     got = measure.profile({"mode": "replay", **injected})

@@ -170,16 +170,22 @@ def _sentence(error: ValidationError, where: str) -> str:
     return f"{where}: {path} {message[0].lower()}{message[1:]}, got {first['input']!r}"
 
 
+def _pairs(listed: Any) -> list[tuple[str, Any]] | None:
+    """Names and own definitions (or None) of `settings`: a list of either, or a mapping; None for anything else."""
+    if isinstance(listed, Mapping):
+        return list(listed.items())
+    if not isinstance(listed, list | tuple):
+        return None
+    return [p for item in listed for p in (item.items() if isinstance(item, Mapping) else [(item, None)])]
+
+
 def validate(values: Mapping[str, Any], where: str) -> Profile:
     """A `Profile` from plain values; raises ProfileError with one sentence."""
     values = dict(values)
-    listed = values.get("settings")
-    if isinstance(listed, Mapping | list | tuple):
-        items = listed.items() if isinstance(listed, Mapping) else [
-            pair for item in listed for pair in (item.items() if isinstance(item, Mapping) else [(item, None)])
-        ]  # fmt: skip
-        values["settings"] = [name for name, _ in items]
-        values["own_settings"] = {**values.get("own_settings", {}), **{name: own for name, own in items if own}}
+    listed = _pairs(values.get("settings"))
+    if listed is not None:
+        values["settings"] = [name for name, _ in listed]
+        values["own_settings"] = {**values.get("own_settings", {}), **{name: own for name, own in listed if own}}
     try:
         return Profile.model_validate(values)
     except (ValidationError, parrot.ParrotError) as error:
@@ -208,10 +214,8 @@ def load(name: str, overrides: Mapping[str, Any] | None = None) -> Profile:
     """
     path = path_of(name)
     values = menu.read_yaml(path)
-    if isinstance(
-        listed := values.get("settings"), list
-    ):  # a profile's own definitions outlive an overriding list of names
-        values["own_settings"] = {k: v for item in listed if isinstance(item, Mapping) for k, v in item.items()}
+    # a profile's own definitions outlive an overriding list of names
+    values["own_settings"] = {name: own for name, own in _pairs(values.get("settings")) or () if own}
     for key, value in (overrides or {}).items():
         if value is not None:
             held = values.get(key)
