@@ -22,3 +22,10 @@ def test_written_folder_holds_the_config(tmp_path):
     folder = shapes.write("Llama-3.3-70B", tmp_path / "a" / "b")
     assert json.loads((folder / "config.json").read_text()) == shapes.SHAPES["Llama-3.3-70B"]
     assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == 128009
+
+
+def test_whoever_reads_a_config_while_it_is_written_again_reads_it_whole(tmp_path):
+    folder = shapes.write("opt-125m", tmp_path)
+    with open(folder / "config.json") as reader:
+        shapes.write("opt-125m", tmp_path)
+        assert json.load(reader) == shapes.SHAPES["opt-125m"]

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent.parent.parent / "params" / "shapes"
+from lib.results.records import ROOT, write_atomically
+
+FOLDER = ROOT / "params" / "shapes"
 
 SHAPES: dict[str, dict] = {
     path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))
@@ -31,8 +33,8 @@ def write(name: str, folder: Path | str) -> Path:
     ids.
     """
     folder, config = Path(folder), config_of(name)
-    folder.mkdir(parents=True, exist_ok=True)
     generation = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config}
     for file, content in (("config.json", config), ("generation_config.json", generation)):
-        (folder / file).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        # another engine may be reading it
+        write_atomically(folder / file, (json.dumps(content, indent=1) + "\n").encode())
     return folder
