@@ -14,7 +14,7 @@ try:
     import typer
 
     from lib import notebooks, readme
-    from lib.measure import corpus, engines, machine, plan, profiles, ray, weights, workloads
+    from lib.measure import corpus, engines, machine, plan, profiles, ray, requestlog, weights, workloads
     from lib.results import records, settings, table
 except ModuleNotFoundError as missing:
     if missing.name and missing.name.partition(".")[0] == "lib":
@@ -45,11 +45,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="machine-readable")]
 
 
 @contextlib.contextmanager
-def _sentences() -> Iterator[None]:
+def _sentences(*further: type[Exception]) -> Iterator[None]:
     """What the reader can mend ends as one sentence."""
     try:
         yield
-    except EXPECTED as error:
+    except (*EXPECTED, *further) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
@@ -171,6 +171,35 @@ def snapshot(
         runs = _tables(profiles.load(profile), mode).runs
         runs.to_parquet(out) if out.suffix == ".parquet" else runs.to_csv(out, index=False)
         typer.echo(f"{len(runs)} runs written to {out}")
+
+
+@app.command()
+def recommend(
+    log: Annotated[Path, typer.Argument(help="JSONL, one request a line: prompt and completion, or messages")],
+    model: Annotated[str, typer.Option(help="a measured model, near yours in size")] = "Llama-3.1-8B",
+    concurrency: Annotated[str | None, typer.Option(help="requests in flight, e.g. 1,8,64")] = None,
+    settings: Annotated[str | None, typer.Option(help="settings of the menu, e.g. ngram,suffix; default: all")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="a folder or hub id, for text logs; default: SmolLM2's")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say which setting pays for your own requests: drafts replayed exactly, steps priced by measured runs on an H200."""
+    from lib.answer import recommend as advice
+
+    with _sentences(advice.AdviceError, requestlog.LogError):
+        numbers = concurrency.split(",") if concurrency else []
+        if not all(n.isdigit() and int(n) for n in numbers):
+            raise advice.AdviceError(f"--concurrency must be whole numbers from 1, e.g. 1,8,64, got {concurrency!r}")
+        found = advice.answer(
+            log, model=model, concurrency=[int(n) for n in numbers] or None,
+            settings=settings.split(",") if settings else None, tokenizer=tokenizer,
+        )  # fmt: skip
+        if as_json:
+            typer.echo(json.dumps(found._asdict() | {"table": found.table.to_dict("records")}, indent=1))
+            return
+        typer.echo(f"{found.sentence}\n")
+        typer.echo(found.table.round(2).to_string(index=False, na_rep=""))
+        for line in (*found.flags.values(), *found.notes):
+            typer.echo(f"\n{line}")
 
 
 @app.command(name="readme")
