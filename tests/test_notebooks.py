@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 MACHINE_PATHS = ("/root/", "/work/", "/home/", "/tmp/")
 MOST_WORDS, MOST_WORDS_TO_A_PICTURE = 900, 400
-MOST_CODE_LINES = 13  # blank lines and comments do not count
+MOST_CODE_LINES = 12  # blank lines and comments do not count
 MOST_CODE_CELLS_IN_A_ROW = 4
 
 pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -55,10 +55,12 @@ def test_is_short_and_shows_a_picture_soon(path):
 
 
 def test_says_what_nbval_compares_and_where_the_answer_is(path):
-    """A shown figure is drawn by another machine's fonts, any other output is the same everywhere."""
+    """A shown figure is not compared (fonts differ by machine); whatever else is shown says whether it is."""
     for cell in (c for c in cells(path, "code") if c.outputs):
-        drawn = any("image/png" in o.get("data", {}) for o in cell.outputs)
-        assert ("nbval-ignore-output" if drawn else "nbval-check-output") in cell.metadata.tags, cell.source
+        kinds = {"nbval-ignore-output"} if any("image/png" in o.get("data", {}) for o in cell.outputs) else {
+            "nbval-ignore-output", "nbval-check-output"
+        }  # fmt: skip
+        assert kinds & set(cell.metadata.tags), cell.source
     assert sum("answer" in c.metadata.get("tags", []) for c in cells(path, "code")) == 1
 
 

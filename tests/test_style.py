@@ -80,3 +80,25 @@ def test_provenance_tells_what_the_good_runs_hold():
 
 def test_nobody_at_the_kernel_gets_no_dropdowns():
     style.pick(lambda text: pytest.fail("drawn"), text=["a"])
+
+
+def test_an_svg_does_not_depend_on_the_last_digits_of_a_coordinate():
+    drawn = [
+        f'<use xlink:href="#m{mark}"/><g clip-path="url(#p{clip})"/><clipPath id="p{clip}"/><path id="m{mark}"/>'
+        for clip, mark in (("35177091bd", "0123456789"), ("b7bdd3d13c", "abcdefabcd"))
+    ]
+    first, second = map(style.numbered, drawn)
+    assert first == second == '<use xlink:href="#m2"/><g clip-path="url(#p1)"/><clipPath id="p1"/><path id="m2"/>'
+    assert style.numbered('<use xlink:href="#DejaVuSans-41"/>') == '<use xlink:href="#DejaVuSans-41"/>'
+
+
+def test_logarithmic_ticks_are_plain_numbers_within_the_data():
+    figure, ax = style.new("t")
+    ax.plot([1, 3], [0.4, 2])
+    style.log(ax, y=[0.25, 0.5, 1, 2, 4])
+    figure.canvas.draw()
+    low, high = ax.get_ylim()
+    shown = [t.get_text() for t in ax.get_yticklabels() if low <= t.get_position()[1] <= high]
+    assert (ax.get_xscale(), ax.get_yscale(), shown) == ("linear", "log", ["0.5", "1", "2"])
+    assert low > 0.25 and high < 4
+    plt.close(figure)
