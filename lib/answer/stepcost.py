@@ -1,7 +1,7 @@
 """What an engine step costs: a linear model, fitted on measured runs of parrots, so that a replay's steps become time.
 
-    wall = sum over steps of [constant + verified tokens (hinges at 64, 256, 512) + context], and for steps that read a
-    prompt a constant of their own + all their tokens, + running requests
+    wall = sum over steps of [constant + another where drafts are verified + verified tokens (hinges) + context]
+         + sum over steps that read a prompt of [constant + all their tokens] + running requests
 
 The steps of a run come from its replay, whose counts equal the engine's. Coefficients are not negative and minimise the
 relative error of whole runs' walls (Lawson and Hanson, non-negative least squares).
@@ -24,14 +24,9 @@ from lib.results.run import Run
 PROFILES = ("h200", "h200-sizes")
 HINGES = (64, 256, 512)  # verified tokens from which a further one may cost more: arithmetic, then no graph
 NAMES = (
-    "steps",
-    "verified",
-    *(f"verified above {h}" for h in HINGES),
-    "context",
-    "mixed steps",
-    "mixed tokens",
-    "running",
-)
+    "steps", "drafting steps", "verified", *(f"verified above {h}" for h in HINGES), "context", "mixed steps",
+    "mixed tokens", "running",
+)  # fmt: skip
 _PLAIN, _ENOUGH = ("steps", "verified", "mixed steps", "mixed tokens"), 12  # terms, and runs for all of NAMES
 KEY = ["setting", "workload", "concurrency"]
 
@@ -44,7 +39,8 @@ def features(steps: Mapping[str, np.ndarray]) -> np.ndarray:
     above = [np.maximum(0, decode - hinge).sum() for hinge in HINGES]
     context = np.asarray(steps["context_tokens"], float).sum() / 1000
     mixed_tokens = (verified + prompt)[mixed].sum()
-    return np.array([len(decode), decode.sum(), *above, context, mixed.sum(), mixed_tokens, running.sum()])
+    drafting = (np.asarray(steps["draft_tokens"]) > 0)[~mixed].sum()
+    return np.array([len(decode), drafting, decode.sum(), *above, context, mixed.sum(), mixed_tokens, running.sum()])
 
 
 class StepCost(NamedTuple):
