@@ -169,6 +169,8 @@ def snapshot(
     """Write the runs as one table."""
     with _sentences():
         runs = _tables(profiles.load(profile), mode).runs
+        if not out.parent.is_dir():
+            raise profiles.ProfileError(f"--out must be a file in a folder that exists, got {str(out)!r}")
         runs.to_parquet(out) if out.suffix == ".parquet" else runs.to_csv(out, index=False)
         typer.echo(f"{len(runs)} runs written to {out}")
 

@@ -51,6 +51,8 @@ def test_the_help_lists_every_command():
         (("reproduce", "own", "--mode", "replay"), ["profile", "published", "'own'"]),
         (("publish", "own"), ["profile", "measured", "'own'"]),
         (("status", "no_such_profile"), ["'no_such_profile'"]),
+        (("status", "settings"), ["settings.yaml", "profile must be given"]),
+        (("snapshot", "cpu", "--out", "no_such_folder/x.csv"), ["--out", "'no_such_folder/x.csv'"]),
     ],
 )
 def test_errors_are_one_sentence_and_exit_2(arguments, words, home):

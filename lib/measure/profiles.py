@@ -167,6 +167,8 @@ def _sentence(error: ValidationError, where: str) -> str:
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if first["type"] == "value_error":
         return f"{where}: {message}"
+    if first["type"] == "missing":
+        return f"{where}: {path} must be given"
     return f"{where}: {path} {message[0].lower()}{message[1:]}, got {first['input']!r}"
 
 
