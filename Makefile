@@ -43,7 +43,7 @@ test: env ## unit, property and engine tests, then the notebooks against their s
 	@$(PY) -m pytest -q -m engine
 	@$(MAKE) nbval
 
-contract: env ## parrots on the real CPU engine: every family, setting, batch size and precision (the better part of an hour)
+contract: env ## parrots on the real CPU engine: every family, setting and precision (the better part of an hour)
 	@SPECULATION_CONTRACT=all $(PY) -m pytest -q tests/test_parrot_engine.py
 
 nbval: env ## replay every notebook and compare its outputs with the saved ones

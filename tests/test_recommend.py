@@ -18,12 +18,16 @@ def log(tmp_path, requests):
 
 def copies(tmp_path, number=12):
     """Answers that repeat their prompt: every draft is right."""
-    return log(tmp_path, [(list(range(i, i + 200)), list(range(i + 5, i + 150))) for i in range(0, 1000 * number, 1000)])
+    return log(
+        tmp_path, [(list(range(i, i + 200)), list(range(i + 5, i + 150))) for i in range(0, 1000 * number, 1000)]
+    )
 
 
 def fresh(tmp_path, number=12):
     """Answers in which no token ever repeats."""
-    return log(tmp_path, [(list(range(i, i + 100)), list(range(i + 200, i + 300))) for i in range(0, 1000 * number, 1000)])
+    return log(
+        tmp_path, [(list(range(i, i + 100)), list(range(i + 200, i + 300))) for i in range(0, 1000 * number, 1000)]
+    )
 
 
 def test_copies_pay_and_fresh_text_does_not(tmp_path):
@@ -68,7 +72,9 @@ def table(*verdicts: tuple[str, int, float, str]) -> pd.DataFrame:
 def test_the_sentence_names_a_range_of_loads():
     found = table(("ngram", 1, 2.0, "use"), ("ngram", 8, 1.4, "use"), ("ngram", 64, 0.7, "don't"))
     told, named = recommend.sentence(found)
-    assert told == "Up to 8 requests in flight use ngram; with 64 and more leave speculation off." and named == ["ngram"]
+    assert told == "Up to 8 requests in flight use ngram; with 64 and more leave speculation off." and named == [
+        "ngram"
+    ]
     odd = table(("ngram", 1, 0.9, "don't"), ("ngram", 8, 1.4, "use"))
     assert recommend.sentence(odd)[0] == "Use ngram with 8 requests in flight, not with 1."
 

@@ -224,7 +224,9 @@ def test_runner_v2_drafts_always_and_fills_with_the_last_token():
     # token
     assert done.per_step[0][0][0] == 2
     assert done.per_step[0][1][0] == 2
-    assert done.counters.num_drafts / done.counters.num_request_steps == pytest.approx(1 - 1 / done.counters.num_request_steps)
+    assert done.counters.num_drafts / done.counters.num_request_steps == pytest.approx(
+        1 - 1 / done.counters.num_request_steps
+    )
 
 
 def test_the_prefix_cache_saves_prompt_tokens_in_whole_blocks():
@@ -329,10 +331,7 @@ STREAMS = st.lists(
     min_size=1,
     max_size=7,
 )
-METHODS = st.sampled_from(
-    [None, ngram(4)]
-    + ([suffix(6), suffix(6, cached=50)] if HAS_SUFFIX else [])
-)
+METHODS = st.sampled_from([None, ngram(4)] + ([suffix(6), suffix(6, cached=50)] if HAS_SUFFIX else []))
 
 
 @given(STREAMS, METHODS, st.integers(1, 5), st.sampled_from([16, 64, 8192]), st.sampled_from([None, 4]))

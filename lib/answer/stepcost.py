@@ -51,6 +51,7 @@ class StepCost(NamedTuple):
     seconds: np.ndarray
     num_runs: int
     most_concurrency: int
+    most_verified: int  # tokens verified in a step that decodes only
     most_context: float  # tokens of a running request, the mean of a run
     error: float  # the largest of `held_out`; NaN with one text
 
@@ -59,8 +60,9 @@ class StepCost(NamedTuple):
 
 
 def replayed(runs: pd.DataFrame) -> pd.DataFrame:
-    """`runs` of parrots with `features` and `context` (mean tokens of a running request) of their replays."""
-    made: dict[tuple, tuple[np.ndarray, float]] = {}
+    """`runs` of parrots with, of their replays, `features`, `verified` (tokens of the largest step) and `context` (mean
+    tokens of a running request)."""
+    made: dict[tuple, tuple[np.ndarray, int, float]] = {}
     rows = []
     for row in runs.itertuples():
         run = Run.model_validate_json(row.run)
@@ -69,9 +71,11 @@ def replayed(runs: pd.DataFrame) -> pd.DataFrame:
         if key not in made:
             limits = {"runner": row.resolved_runner, "block_size": int(row.resolved_block_size)}
             steps = parrot_replay.replay_of(run, parrot_replay.simulation_of(run, **limits)).steps
-            made[key] = features(steps), steps["context_tokens"].sum() / max(steps["running"].sum(), 1)
+            context = steps["context_tokens"].sum() / max(steps["running"].sum(), 1)
+            made[key] = features(steps), int((steps["running"] + steps["draft_tokens"]).max()), context
         rows.append(made[key])
-    return runs.assign(features=[f for f, _ in rows], context=[c for _, c in rows])
+    names = ("features", "verified", "context")
+    return runs.assign(**{name: [row[i] for row in rows] for i, name in enumerate(names)})
 
 
 def solve(runs: pd.DataFrame) -> np.ndarray:
@@ -141,6 +145,7 @@ def cost(model: str, runner: str = "V2") -> StepCost | None:
         solve(runs),
         len(runs),
         int(runs.concurrency.max()),
+        int(runs.verified.max()),
         float(runs.context.max()),
         float(error),
     )

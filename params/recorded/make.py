@@ -21,9 +21,8 @@ from transformers import AutoTokenizer
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))
-from lib.results.run import Model  # noqa: E402
-
 from lib.measure import corpus, weights  # noqa: E402
+from lib.results.run import Model  # noqa: E402
 
 COMMIT = "7c3fa856bcdf8b3f879003e99d15d9f81873a072"
 NUM = 512

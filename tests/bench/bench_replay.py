@@ -19,9 +19,7 @@ from lib.results.run import Speculative
 LENGTH, NUM_PHRASES, VOCABULARY, BATCH = 300, 4000, 50_000, 64
 SETTINGS = {
     "ngram": Speculative(method="ngram", num_speculative_tokens=7, prompt_lookup_min=2, prompt_lookup_max=5),
-    "suffix, cache off": Speculative(
-        method="suffix", num_speculative_tokens=32, suffix_decoding_max_cached_requests=0
-    ),
+    "suffix, cache off": Speculative(method="suffix", num_speculative_tokens=32, suffix_decoding_max_cached_requests=0),
     "suffix, cache on": Speculative(method="suffix", num_speculative_tokens=32),
 }
 
