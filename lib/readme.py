@@ -31,7 +31,7 @@ def _verdict(row: pd.Series, floors: pd.Series) -> str:
     where the row's own model had no two)."""
     aa = floors.get(row.concurrency, floors.max()) if pd.isna(row.aa) else row.aa
     word = "**use**" if row.low > 1 + aa else "don't" if row.high < 1 - aa else "no difference"
-    return f"{word} {row.ratio:.2f} [{row.low:.2f}, {row.high:.2f}]"
+    return f"{word} {row.ratio:.2f}"
 
 
 def _lines(header: list[str], rows: list[list[str]]) -> str:
@@ -55,7 +55,7 @@ def answer() -> str:
     floors = ", ".join(f"{100 * aa:.0f} % at {c}" for c, aa in spread.items())
     told = (
         f"*Parrots in bf16, one {first.gpu.iloc[0]}, vLLM {first.resolved_vllm_version.iloc[0]}; throughput as a multiple of no "
-        f"speculation, 95 % intervals over requests; {sum(map(len, good.values()))} runs, every answer verbatim: "
+        f"speculation (intervals: notebooks 00 and 05); {sum(map(len, good.values()))} runs, every answer verbatim: "
         f"{'yes' if all(r.verbatim.all() for r in good.values()) else 'no'}. Runs of equal engines of the {first.model.iloc[0]} "
         f"differ by up to {floors}.*"
     )

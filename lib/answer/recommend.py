@@ -203,6 +203,12 @@ def answer(
         notes.append(
             "suffix runs on vLLM's runner V1, whose steps the host paces: expect another ratio on another processor."
         )
+    seen = set().union(*(stepcost.measured(model, runner).setting for runner in ("V1", "V2")))
+    notes += [
+        f"{results.label(n)} was not measured on {model}: its drafts are replayed, its steps priced."
+        for n in named
+        if n not in seen
+    ]
     if any("suffix" in chosen[name].arguments["speculative_config"]["method"] for name in named):
         notes.append("suffix needs the package arctic-inference.")
     return Advice(told, found, {name: flags(chosen[name]) for name in named}, notes)

@@ -107,26 +107,27 @@ def _seen(rows: pd.DataFrame, held: pd.DataFrame, quantity: str, index: Any, cou
     return Finding(verdict, text, *map(float, told), len(held))
 
 
+def _within(rows: pd.DataFrame, quantity: str, low: float, high: float, one_is_enough: bool) -> Finding:
+    """How many rows' intervals lie in [low, high]; shown is the row that decides: the deepest inside, or the farthest out."""
+    held = bounds(rows, quantity)
+    yes, no = _inside(held, low, high)
+    out = np.maximum(low - held.value, held.value - high)
+    counted = (yes if one_is_enough else no).sum()
+    verdict = decide(yes.any(), no.all()) if one_is_enough else decide(yes.all(), no.any())
+    shown = out.idxmin() if one_is_enough else out.idxmax()
+    return _seen(rows, held, quantity, shown, f"{counted} of {len(held)} {_range(low, high, one_is_enough)}", verdict)
+
+
 @predicate
 def all_within(rows: pd.DataFrame, quantity: str, low: float = -np.inf, high: float = np.inf) -> Finding:
     """Supported if every row's interval lies in [low, high], refuted if one lies wholly outside."""
-    held = bounds(rows, quantity)
-    yes, no = _inside(held, low, high)
-    far = (np.maximum(low - held.value, held.value - high)).idxmax()
-    return _seen(
-        rows, held, quantity, far, f"{no.sum()} of {len(held)} {_range(low, high, False)}", decide(yes.all(), no.any())
-    )
+    return _within(rows, quantity, low, high, one_is_enough=False)
 
 
 @predicate
 def any_within(rows: pd.DataFrame, quantity: str, low: float = -np.inf, high: float = np.inf) -> Finding:
     """Supported if one row's interval lies in [low, high], refuted if all lie wholly outside."""
-    held = bounds(rows, quantity)
-    yes, no = _inside(held, low, high)
-    deep = (np.maximum(low - held.value, held.value - high)).idxmin()
-    return _seen(
-        rows, held, quantity, deep, f"{yes.sum()} of {len(held)} {_range(low, high, True)}", decide(yes.any(), no.all())
-    )
+    return _within(rows, quantity, low, high, one_is_enough=True)
 
 
 @predicate

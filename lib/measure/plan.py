@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import pandas as pd
 
 from lib.measure.profiles import Profile, ProfileError
-from lib.results import records, table
+from lib.results import records
 from lib.results.records import Record, Store
 from lib.results.run import Engine, Model, Run, Workload, engine_key
 from lib.results.settings import Setting, merged, nearest
@@ -116,8 +115,3 @@ def outcome(ended: Iterable[Record]) -> pd.DataFrame:
         .sum()
         .round(1)
     )
-
-
-def write_csv(tables: table.Tables, path: Path) -> None:
-    """The runs as .csv or .parquet."""
-    tables.runs.to_parquet(path) if path.suffix == ".parquet" else tables.runs.to_csv(path, index=False)
