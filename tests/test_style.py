@@ -89,6 +89,7 @@ def test_an_svg_does_not_depend_on_the_last_digits_of_a_coordinate():
     ]
     first, second = map(style.numbered, drawn)
     assert first == second == '<use xlink:href="#m2"/><g clip-path="url(#p1)"/><clipPath id="p1"/><path id="m2"/>'
+    assert style.numbered("L 47.514898 -0.000001") == style.numbered("L 47.514899 0.000001") == "L 47.51 0"
     assert style.numbered('<use xlink:href="#DejaVuSans-41"/>') == '<use xlink:href="#DejaVuSans-41"/>'
 
 

@@ -108,8 +108,9 @@ def save(figure: Figure, name: str, p: Any, mode: str) -> None:
 
 
 def numbered(svg: str) -> str:
-    """An SVG whose clip paths and markers are numbered in order of appearance: matplotlib names them by a hash of their
-    coordinates, whose last digits are not the same on every processor."""
+    """An SVG with coordinates to a hundredth of a point, whose last digits are not the same on every processor, and with
+    clip paths and markers numbered in order of appearance: matplotlib names them by a hash of their coordinates."""
+    svg = re.sub(r"-?\d+\.\d{3,}", lambda found: f"{round(float(found[0]), 2) + 0:g}", svg)  # + 0: no minus zero
     hashed = dict.fromkeys(re.findall(r'id="([a-z][0-9a-f]{10})"', svg))
     names = {name: f"{name[0]}{number}" for number, name in enumerate(hashed, 1)}
     return re.sub(r'(?<=["#])[a-z][0-9a-f]{10}(?=[")])', lambda found: names.get(found[0], found[0]), svg)
