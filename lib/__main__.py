@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 try:
+    import pandas as pd
     import typer
 
     from lib import notebooks, readme
@@ -178,10 +179,13 @@ def snapshot(
 @app.command()
 def recommend(
     log: Annotated[Path, typer.Argument(help="JSONL, one request a line: prompt and completion, or messages")],
-    model: Annotated[str, typer.Option(help="a measured model, near yours in size")] = "Llama-3.1-8B",
+    model: Annotated[
+        str, typer.Option(help="your model: a measured one, or one of a size between measured ones")
+    ] = "Llama-3.1-8B",
     concurrency: Annotated[str | None, typer.Option(help="requests in flight, e.g. 1,8,64")] = None,
     settings: Annotated[str | None, typer.Option(help="settings of the menu, e.g. ngram,suffix; default: all")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="a folder or hub id, for text logs; default: SmolLM2's")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="requests a second: the answer for this load")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say which setting pays for your own requests: drafts replayed exactly, steps priced by measured runs on an H200."""
@@ -193,13 +197,17 @@ def recommend(
             raise advice.AdviceError(f"--concurrency must be whole numbers from 1, e.g. 1,8,64, got {concurrency!r}")
         found = advice.answer(
             log, model=model, concurrency=[int(n) for n in numbers] or None,
-            settings=settings.split(",") if settings else None, tokenizer=tokenizer,
+            settings=settings.split(",") if settings else None, tokenizer=tokenizer, rate=rate,
         )  # fmt: skip
         if as_json:
-            typer.echo(json.dumps(found._asdict() | {"table": found.table.to_dict("records")}, indent=1))
+            parts = {n: json.loads(v.to_json(orient="records")) if isinstance(v, pd.DataFrame) else v
+                     for n, v in found._asdict().items()}  # fmt: skip
+            typer.echo(json.dumps(parts, indent=1))
             return
         typer.echo(f"{found.sentence}\n")
-        typer.echo(found.table.round(2).to_string(index=False, na_rep=""))
+        typer.echo(
+            (advice.overview(found.table) if rate is None else found.rate.round(2)).to_string(index=False, na_rep="")
+        )
         for line in (*found.flags.values(), *found.notes):
             typer.echo(f"\n{line}")
 

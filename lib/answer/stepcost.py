@@ -1,10 +1,12 @@
-"""What an engine step costs: a linear model, fitted on measured runs of parrots, so that a replay's steps become time.
+"""What an engine step costs: a linear model, fitted on measured steps of parrots, so that a replay's steps become time.
 
     wall = sum over steps of [constant + another where drafts are verified + verified tokens (hinges) + context]
          + sum over steps that read a prompt of [constant + all their tokens] + running requests
 
-The steps of a run come from its replay, whose counts equal the engine's. Coefficients are not negative and minimise the
-relative error of whole runs' walls (Lawson and Hanson, non-negative least squares).
+Each run is cut into windows of equal numbers of steps: within a run contexts grow and requests leave, which tells terms
+apart that whole runs cannot. Coefficients are not negative and minimise the relative error of the windows' times (Lawson
+and Hanson, non-negative least squares); every run weighs the same. A size between two measured ones has coefficients
+between theirs.
 """
 
 from __future__ import annotations
@@ -18,8 +20,7 @@ import pandas as pd
 from scipy.optimize import nnls
 
 from lib import results
-from lib.answer import parrot_replay
-from lib.results.run import Run
+from lib.results import records, table
 
 PROFILES = ("h200", "h200-sizes")
 HINGES = (64, 256, 512)  # verified tokens from which a further one may cost more: arithmetic, then no graph
@@ -27,12 +28,13 @@ NAMES = (
     "steps", "drafting steps", "verified", *(f"verified above {h}" for h in HINGES), "context", "mixed steps",
     "mixed tokens", "running",
 )  # fmt: skip
-_PLAIN, _ENOUGH = ("steps", "verified", "mixed steps", "mixed tokens"), 12  # terms, and runs for all of NAMES
+_PLAIN, _ENOUGH = ("steps", "verified", "mixed steps", "mixed tokens"), 11  # terms, and runs for all of NAMES
+WINDOWS = 20  # of a run
 KEY = ["setting", "workload", "concurrency"]
 
 
 def features(steps: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Sums over a replay's steps, in the order of NAMES; context in thousands of tokens."""
+    """Sums over steps, in the order of NAMES; context in thousands of tokens."""
     running, prompt = (np.asarray(steps[n], float) for n in ("running", "prompt_tokens"))
     verified, mixed = running + np.asarray(steps["draft_tokens"], float), prompt > 0
     decode = verified[~mixed]
@@ -46,106 +48,176 @@ def features(steps: Mapping[str, np.ndarray]) -> np.ndarray:
 class StepCost(NamedTuple):
     """Seconds a unit of each of NAMES for one model and runner, and the range that it was fitted on."""
 
-    model: str
+    model: str  # of an interpolated size: `between A and B`
     billions: float
     seconds: np.ndarray
     num_runs: int
     most_concurrency: int
     most_verified: int  # tokens verified in a step that decodes only
     most_context: float  # tokens of a running request, the mean of a run
-    error: float  # the largest of `held_out`; NaN with one text
+    error: (
+        float  # the largest on texts, concurrencies and sizes that a fit had not seen; NaN where none can be left out
+    )
+    aa: Mapping[int, float]  # A/A variability by concurrency
 
     def wall_s(self, steps: Mapping[str, np.ndarray]) -> float:
         return float(features(steps) @ self.seconds)
 
+    def open(self, concurrency: int) -> float:
+        """How far off a predicted time may be: the larger of `error` and the A/A variability at the nearest concurrency."""
+        near = min(self.aa, key=lambda c: abs(np.log(c / concurrency)), default=None)
+        return float(np.nanmax([self.error, self.aa.get(near, 0.0), 0.0]))
 
-def replayed(runs: pd.DataFrame) -> pd.DataFrame:
-    """`runs` of parrots with, of their replays, `features`, `verified` (tokens of the largest step) and `context` (mean
-    tokens of a running request)."""
-    made: dict[tuple, tuple[np.ndarray, int, float]] = {}
+
+def measured_steps(requests: pd.DataFrame, steps: pd.DataFrame, cached: bool) -> dict[str, np.ndarray]:
+    """Of one run's steps: `seconds` and what `features` wants. cached: prompts begin with a parrot's cipher, whose whole
+    blocks of 16 the engine did not compute again."""
+    ends, number = steps.t_s.to_numpy(), len(steps)
+    first, last = (np.searchsorted(ends, t - 1e-6).clip(0, number - 1) for t in
+                   (requests.first_token_s.to_numpy(), requests.last_token_s.to_numpy()))  # fmt: skip
+    prompt, output = (requests[n].to_numpy(float) for n in ("num_prompt_tokens", "num_output_tokens"))
+    new = prompt - 16 * np.ceil((output + 1) / 16) if cached else prompt
+    before = np.roll(steps.output_tokens.cumsum() - np.bincount(last, prompt + output, number).cumsum(), 1)
+    before[0] = 0
+    return {
+        "seconds": np.diff(ends, prepend=0.0),
+        "running": steps.running.to_numpy(float),
+        "draft_tokens": steps.draft_tokens.to_numpy(float),
+        "prompt_tokens": np.bincount(first, new, number),
+        "context_tokens": np.bincount(first, prompt, number).cumsum() + before,
+    }
+
+
+def windowed(tables: results.Tables, number: int = WINDOWS) -> pd.DataFrame:
+    """The tables' runs that have steps, and of each, in `number` windows: `features` [number, len(NAMES)] and `seconds`
+    [number]; of the whole run `verified` (tokens of the largest step) and `context` (mean tokens of a running request)."""
+    requests, steps = (dict(tuple(t.groupby("run_id"))) for t in tables[1:])
     rows = []
-    for row in runs.itertuples():
-        run = Run.model_validate_json(row.run)
-        # repeats answer the same requests with the same drafts
-        key = (row.setting, row.model, row.workload, row.concurrency, row.num_prompts, row.seed)
-        if key not in made:
-            limits = {"runner": row.resolved_runner, "block_size": int(row.resolved_block_size)}
-            steps = parrot_replay.replay_of(run, parrot_replay.simulation_of(run, **limits)).steps
-            context = steps["context_tokens"].sum() / max(steps["running"].sum(), 1)
-            made[key] = features(steps), int((steps["running"] + steps["draft_tokens"]).max()), context
-        rows.append(made[key])
-    names = ("features", "verified", "context")
-    return runs.assign(**{name: [row[i] for row in rows] for i, name in enumerate(names)})
+    for run in tables.runs[tables.runs.run_id.isin(steps)].itertuples():
+        made = measured_steps(requests[run.run_id], steps[run.run_id], run.answers != "model")
+        parts = np.array_split(np.arange(len(made["seconds"])), min(number, len(made["seconds"])))
+        cut = [{name: values[part] for name, values in made.items()} for part in parts]
+        rows.append({
+            "run_id": run.run_id, "features": np.stack([features(part) for part in cut]),
+            "seconds": np.array([part["seconds"].sum() for part in cut]),
+            "verified": int((made["running"] + made["draft_tokens"]).max()),
+            "context": made["context_tokens"].sum() / max(made["running"].sum(), 1),
+        })  # fmt: skip
+    return tables.runs.merge(pd.DataFrame(rows, columns=["run_id", "features", "seconds", "verified", "context"]))
 
 
 def solve(runs: pd.DataFrame) -> np.ndarray:
-    """Coefficients [len(NAMES)] from runs with `features` and `wall_s`; few runs bear only the plain terms."""
-    walls, made = runs.wall_s.to_numpy(), np.zeros(len(NAMES))
+    """Coefficients [len(NAMES)] from runs with `features` and `seconds`; few runs bear only the plain terms."""
+    made, told = np.concatenate(list(runs.features)), np.concatenate(list(runs.seconds))
+    weight = np.concatenate([np.full(len(s), len(s) ** -0.5) for s in runs.seconds])
     used = [i for i, name in enumerate(NAMES) if len(runs) >= _ENOUGH or name in _PLAIN]
-    made[used] = nnls(np.stack(list(runs.features))[:, used] / walls[:, None], np.ones(len(walls)))[0]
-    return made
+    seconds = np.zeros(len(NAMES))
+    seconds[used] = nnls(made[:, used] * (weight / told)[:, None], weight)[0]
+    return seconds
+
+
+def predicted(runs: pd.DataFrame, seconds: np.ndarray) -> pd.DataFrame:
+    """Predicted and measured seconds of whole runs, the mean over repeats, by KEY."""
+    walls = [
+        {"predicted": (f @ seconds).sum(), "measured": s.sum()}
+        for f, s in zip(runs.features, runs.seconds, strict=True)
+    ]
+    return runs[KEY].assign(**pd.DataFrame(walls, index=runs.index)).groupby(KEY).mean()
 
 
 def speedups(runs: pd.DataFrame, seconds: np.ndarray) -> pd.DataFrame:
-    """Predicted and measured walls of vanilla over those of each setting, by KEY."""
-    both = runs.assign(predicted=np.stack(list(runs.features)) @ seconds)
-    mean = both.groupby(KEY)[["predicted", "wall_s"]].mean()
-    base = mean.loc["vanilla"] if "vanilla" in mean.index else mean.iloc[:0].droplevel(0)
+    """Predicted and measured speedups over vanilla, by workload and concurrency; seconds where this runner has no vanilla."""
+    mean = predicted(runs, seconds)
     tests = mean.drop("vanilla", errors="ignore").reset_index("setting")
+    if "vanilla" not in mean.index.get_level_values("setting"):
+        return tests
+    base = mean.loc["vanilla"]
     tests = tests[tests.index.isin(base.index)]
-    ratios = base.loc[tests.index] / tests[["predicted", "wall_s"]]
-    return ratios.rename(columns={"wall_s": "measured"}).assign(setting=tests.setting)
+    return (base.loc[tests.index] / tests[["predicted", "measured"]]).assign(setting=tests.setting)
 
 
-def held_out(runs: pd.DataFrame) -> pd.DataFrame:
-    """Each text predicted by a fit on the other texts: `speedups`, or walls where there is no vanilla on this runner."""
-    texts = sorted(set(runs.workload))
-    parts = [pd.DataFrame(columns=["predicted", "measured", "setting"])]
-    for text in texts if len(texts) > 1 else ():
-        own, seconds = runs[runs.workload == text], solve(runs[runs.workload != text])
-        if "vanilla" in set(runs.setting):
-            parts.append(speedups(own, seconds))
-        else:
-            walls = own.assign(predicted=np.stack(list(own.features)) @ seconds, measured=own.wall_s)
-            parts.append(walls.set_index(["workload", "concurrency"])[["predicted", "measured", "setting"]])
-    return pd.concat(parts[1:] or parts)
+def held_out(runs: pd.DataFrame, by: str = "workload") -> pd.DataFrame:
+    """`speedups` of each text by a fit on the other texts; by `concurrency`, of each one that lies between others."""
+    values = sorted(set(runs[by]))
+    values = values[1:-1] if by == "concurrency" else values if len(values) > 1 else []
+    parts = [speedups(runs[runs[by] == v], solve(runs[runs[by] != v])) for v in values]
+    return pd.concat(parts) if parts else pd.DataFrame(columns=["setting", "predicted", "measured"], dtype=float)
 
 
-@cache
-def _tables() -> pd.DataFrame:
-    """Every verbatim greedy run of a parrot, memory-less drafters only: a remembering one replays with its history."""
-    runs = pd.concat([results.load(profile) for profile in PROFILES], ignore_index=True)
-    runs = runs[(runs.status == "ok") & runs.verbatim.eq(True) & (runs.temperature == 0)]
-    return runs[runs.suffix_cache.isna() | (runs.suffix_cache == "off")]
-
-
-def models() -> dict[str, float]:
-    """The measured models by billions of parameters, smallest first."""
-    return (_tables().groupby("model").resolved_num_parameters.first() / 1e9).sort_values().to_dict()
+def worst(found: pd.DataFrame) -> float:
+    """The largest relative error; NaN without any."""
+    return float((found.predicted / found.measured - 1).abs().max())
 
 
 @cache
-def measured(model: str, runner: str = "V2") -> pd.DataFrame:
-    """The runs of a model on a runner, `replayed`; of the session with most of them."""
-    runs = _tables().query("model == @model and resolved_runner == @runner")
-    return replayed(runs[runs.session == runs.session.mode().iloc[0]]) if len(runs) else runs
+def _tables(profiles: tuple[str, ...]) -> pd.DataFrame:
+    """Every good greedy run of the profiles, `windowed`: committed ones, or those of a profile measured on this machine.
+    Memory-less drafters only: a remembering one replays with its history."""
+    parts = []
+    for name in profiles:
+        own = records.Store(records.runs_folder(name) / "records")
+        tables = table.read(name) if table.is_published(name) else table.frames(table.all_of(own))
+        runs = tables.runs.query("status == 'ok' and temperature == 0")
+        runs = runs[runs.verbatim.ne(False) & (runs.suffix_cache.isna() | (runs.suffix_cache == "off"))]
+        parts.append(windowed(tables._replace(runs=runs)))
+    return pd.concat(parts, ignore_index=True)
+
+
+def models(runner: str = "V2", profiles: tuple[str, ...] = PROFILES) -> dict[str, float]:
+    """The models measured on a runner by billions of parameters, smallest first."""
+    runs = _tables(profiles).query("resolved_runner == @runner")
+    return (runs.groupby("model").resolved_num_parameters.first() / 1e9).sort_values().to_dict()
 
 
 @cache
-def cost(model: str, runner: str = "V2") -> StepCost | None:
-    """The step cost of a measured model; None where it has no runs on this runner. V1 (suffix) borrows nothing from V2."""
-    runs = measured(model, runner)
+def measured(model: str, runner: str = "V2", profiles: tuple[str, ...] = PROFILES) -> pd.DataFrame:
+    """The runs of a model on a runner, `windowed`; of the session with most of them."""
+    runs = _tables(profiles).query("model == @model and resolved_runner == @runner")
+    return runs[runs.session == runs.session.mode().iloc[0]] if len(runs) else runs
+
+
+@cache
+def cost(model: str | float, runner: str = "V2", profiles: tuple[str, ...] = PROFILES) -> StepCost | None:
+    """The step cost of a measured model, or of a size in billions between two measured ones; None where this runner has no
+    runs of it. V1 (suffix) borrows nothing from V2."""
+    if not isinstance(model, str):
+        return _between(model, runner, profiles)
+    runs = measured(model, runner, profiles)
     if not len(runs):
         return None
-    found = held_out(runs)
-    error = (found.predicted / found.measured - 1).abs().max() if len(found) else float("nan")
+    spread = results.variability(runs).groupby("concurrency").aa.max()
     return StepCost(
-        model,
-        models()[model],
-        solve(runs),
-        len(runs),
-        int(runs.concurrency.max()),
-        int(runs.verified.max()),
-        float(runs.context.max()),
-        float(error),
-    )
+        model, models(runner, profiles)[model], solve(runs), len(runs), int(runs.concurrency.max()),
+        int(runs.verified.max()), float(runs.context.max()), worst(pd.concat([held_out(runs), held_out(runs, "concurrency")])),
+        spread.to_dict(),
+    )  # fmt: skip
+
+
+def mixed(low: StepCost, high: StepCost, billions: float) -> tuple[np.ndarray, float]:
+    """Coefficients of a size between two, linear in the number of parameters, and the share of the larger."""
+    share = (billions - low.billions) / (high.billions - low.billions)
+    return (1 - share) * low.seconds + share * high.seconds, share
+
+
+def _between(billions: float, runner: str, profiles: tuple[str, ...]) -> StepCost | None:
+    """Its error: that of the two sizes, and what the nearer one was off when its own neighbours predicted it, as far as
+    this size is from a measured one."""
+    held = [cost(name, runner, profiles) for name in models(runner, profiles)]
+    pair = next(((a, b) for a, b in zip(held, held[1:], strict=False) if a.billions <= billions <= b.billions), None)
+    if pair is None:
+        return None
+    low, high = pair
+    seconds, share = mixed(low, high, billions)
+    inner = [three for three in zip(held, held[1:], held[2:], strict=False) if three[1] in pair]
+    error = (1 - share) * low.error + share * high.error
+    if inner:
+        a, b, c = min(inner, key=lambda three: abs(three[1].billions - billions))
+        known, middle = mixed(a, c, b.billions)
+        off = worst(speedups(measured(b.model, runner, profiles), known))
+        error += off * min(1, share * (1 - share) / (middle * (1 - middle)))
+    return StepCost(
+        f"between {low.model} and {high.model}", billions, seconds, low.num_runs + high.num_runs,
+        min(low.most_concurrency, high.most_concurrency), min(low.most_verified, high.most_verified),
+        min(low.most_context, high.most_context), error,
+        {c: max(p.aa.get(c, 0.0) for p in pair) for p in pair for c in p.aa},
+    )  # fmt: skip
