@@ -5,7 +5,7 @@ results   needs tables only: run (what was asked), settings (the menu), records 
 measure   needs an engine: profiles and plan (what to measure), weights, parrot, shapes, recorded, streams, workloads,
           corpus, requestlog (what is said), engines (starts worker, the only importer of vLLM; forkserver lets one import
           serve many), monitor and machine, ray (many GPUs). `measure.collect` is what notebooks call.
-answer    what a reader's own traffic needs: replay (drafters, exactly; parrot_replay: a parrot's run), stepcost (time of a
+answer    what a reader's own traffic needs: replay (drafters, exactly), stepcost (time of a
           step), recommend.
 ledger    the study's claims as data, decided over the tables.
 

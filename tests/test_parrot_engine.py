@@ -11,10 +11,11 @@ import json
 import os
 from pathlib import Path
 
+import parrot_replay
 import parrots
 import pytest
 
-from lib.answer import parrot_replay, replay
+from lib.answer import replay
 from lib.measure import engines, forkserver, parrot, plan, profiles, recorded, weights
 from lib.results.records import Record, Store
 from lib.results.run import Run

@@ -1,9 +1,9 @@
 """Committed runs of parrots: what is drafted and accepted is a property of the text, to the last digit."""
 
+import parrot_replay
 import pytest
 
 from lib import results
-from lib.answer import parrot_replay
 from lib.results.run import Run
 
 COUNTED = ["num_output_tokens", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos"]
