@@ -42,6 +42,7 @@ class Mode(StrEnum):
 
 ProfileName = Annotated[str, typer.Argument(metavar="PROFILE", help="a name in params/ or a .yaml file")]
 ModeOption = Annotated[Mode, typer.Option(help="replay: committed records; measure: the run's own")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="show the plan and stop")]
 AsJson = Annotated[bool, typer.Option("--json", help="machine-readable")]
 
 
@@ -93,7 +94,7 @@ def sweep(
             "--ray", metavar="ADDRESS", help="spread the engines over this Ray cluster; local: this machine's GPUs"
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option(help="show the plan and stop")] = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure every run of a profile that is missing; the plan comes first, failures are named at the end."""
@@ -180,24 +181,23 @@ def snapshot(
 def recommend(
     log: Annotated[Path, typer.Argument(help="JSONL, one request a line: prompt and completion, or messages")],
     model: Annotated[
-        str, typer.Option(help="your model: a measured one, or one of a size between measured ones")
-    ] = "Llama-3.1-8B",
+        str | None, typer.Option(help="a measured one, or of a size between measured ones; default: Llama-3.1-8B")
+    ] = None,
     concurrency: Annotated[str | None, typer.Option(help="requests in flight, e.g. 1,8,64")] = None,
     settings: Annotated[str | None, typer.Option(help="settings of the menu, e.g. ngram,suffix; default: all")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="a folder or hub id, for text logs; default: SmolLM2's")] = None,
     rate: Annotated[float | None, typer.Option(min=0.001, help="requests a second: the answer for this load")] = None,
+    calibration: Annotated[str | None, typer.Option(help="price with the runs of `calibrate`, by its name")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say which setting pays for your own requests: drafts replayed exactly, steps priced by measured runs on an H200."""
     from lib.answer import recommend as advice
 
     with _sentences(advice.AdviceError, requestlog.LogError):
-        numbers = concurrency.split(",") if concurrency else []
-        if not all(n.isdigit() and int(n) for n in numbers):
-            raise advice.AdviceError(f"--concurrency must be whole numbers from 1, e.g. 1,8,64, got {concurrency!r}")
         found = advice.answer(
-            log, model=model, concurrency=[int(n) for n in numbers] or None,
+            log, model=model, concurrency=_numbers(concurrency),
             settings=settings.split(",") if settings else None, tokenizer=tokenizer, rate=rate,
+            **({"profiles": (calibration,)} if calibration else {}),
         )  # fmt: skip
         if as_json:
             parts = {n: json.loads(v.to_json(orient="records")) if isinstance(v, pd.DataFrame) else v
@@ -210,6 +210,84 @@ def recommend(
         )
         for line in (*found.flags.values(), *found.notes):
             typer.echo(f"\n{line}")
+
+
+@app.command()
+def trial(
+    log: Annotated[Path, typer.Argument(help="your requests, as `recommend` reads them")],
+    model: Annotated[str, typer.Option(help="your architecture: a name in params/shapes, a config.json or a hub id")],
+    settings: Annotated[str | None, typer.Option(help="settings to try; default: the two best predicted")] = None,
+    concurrency: Annotated[str | None, typer.Option(help="requests in flight, e.g. 1,8,64")] = None,
+    weights: Annotated[bool, typer.Option("--weights", help="run the model itself: its outputs are its own")] = False,
+    tokenizer: Annotated[str | None, typer.Option(help="a folder or hub id, for text logs; default: SmolLM2's")] = None,
+    base: Annotated[
+        str | None, typer.Option(help="profile whose engine arguments to use; default: h200, or cpu")
+    ] = None,
+    calibration: Annotated[str | None, typer.Option(help="predict with the runs of `calibrate`, by its name")] = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure your log on your machine, without weights, and print predicted beside measured."""
+    from lib.answer import recommend as advice
+    from lib.answer import trial as trials
+
+    with _sentences(advice.AdviceError, requestlog.LogError):
+        planned = trials.plan_of(
+            log, model=model, settings=settings.split(",") if settings else None, concurrency=_numbers(concurrency),
+            real=weights, tokenizer=tokenizer, base=base, calibration=calibration,
+        )  # fmt: skip
+        _announce(planned.profile)
+        if dry_run:
+            return
+        found = trials.outcome(trials.run(planned.profile), planned.predicted)
+        told, named = advice.sentence(found.rename(columns={"ratio": "speedup"}))
+        if as_json:
+            typer.echo(json.dumps({"sentence": told, "table": json.loads(found.to_json(orient="records"))}, indent=1))
+            return
+        typer.echo(f"{told}\n\n{found.round(3).to_string(index=False, na_rep='')}")
+        for line in (*(advice.flags(planned.profile.menu[n], model) for n in named), *planned.notes):
+            typer.echo(f"\n{line}")
+
+
+@app.command()
+def calibrate(
+    model: Annotated[str, typer.Option(help="your architecture: a name in params/shapes, a config.json or a hub id")],
+    concurrency: Annotated[str | None, typer.Option(help="requests in flight, e.g. 1,8,64")] = None,
+    base: Annotated[
+        str | None, typer.Option(help="profile whose engine arguments to use; default: h200, or cpu")
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Measure the step cost of your own machine for your architecture, so that `recommend --calibration` prices with it."""
+    from lib.answer import recommend as advice
+    from lib.answer import stepcost
+    from lib.answer import trial as trials
+
+    with _sentences(advice.AdviceError):
+        p = trials.calibration_of(model, concurrency=_numbers(concurrency), base=base)
+        _announce(p)
+        if dry_run:
+            return
+        trials.run(p)
+        (name,) = stepcost.models(profiles=(p.profile,))
+        error = stepcost.cost(name, profiles=(p.profile,)).error
+        typer.echo(f"texts and loads that the fit had not seen are predicted within {100 * error:.0f} %")
+        typer.echo(f"now: python -m lib recommend LOG --calibration {p.profile}")
+
+
+def _numbers(listed: str | None) -> list[int] | None:
+    numbers = listed.split(",") if listed else []
+    if not all(n.isdigit() and int(n) for n in numbers):
+        raise profiles.ProfileError(f"--concurrency must be whole numbers from 1, e.g. 1,8,64, got {listed!r}")
+    return [int(n) for n in numbers] or None
+
+
+def _announce(p: profiles.Profile) -> None:
+    """The plan of a profile that the command made, with minutes as runs of this model took before."""
+    groups = plan.missing(plan.runs(p), plan.store_of(p))
+    past = pd.concat([table.read(name).runs for name in ("h200", "h200-sizes")])
+    planned = plan.overview(groups, past)
+    typer.echo(planned.to_string(index=False) if len(planned) else "everything is measured already", err=True)
 
 
 @app.command(name="readme")

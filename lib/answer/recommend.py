@@ -45,9 +45,10 @@ class Advice(NamedTuple):
     rate: pd.DataFrame  # one row a setting: requests in flight and ms per token at the asked rate; empty without one
 
 
-def runner_of(speculative: Speculative, env: Mapping[str, str]) -> str:
-    """The runner that vLLM 0.33 gives a drafter: V2 for ngram, unless a variable forces V1; V1 for all others."""
-    forced = env.get("VLLM_USE_V2_MODEL_RUNNER") == "0"
+def runner_of(speculative: Speculative, env: Mapping[str, str], profiles: tuple[str, ...] = PROFILES) -> str:
+    """The runner that vLLM 0.33 gives a drafter: V2 for ngram, unless a variable forces V1; V1 for all others, and for all
+    where the profiles were measured on nothing else (a CPU)."""
+    forced = env.get("VLLM_USE_V2_MODEL_RUNNER") == "0" or stepcost.plain_runner(profiles) == "V1"
     return "V2" if speculative.method == "ngram" and not forced else "V1"
 
 
@@ -57,7 +58,7 @@ def model_of(name: str, profiles: tuple[str, ...] = PROFILES) -> str | float:
     known = stepcost.models(profiles=profiles)
     short = name.rpartition("/")[2].lower()
     for measured in sorted(known, key=len, reverse=True):
-        if re.match(re.escape(measured.lower()) + r"(?![\w.])", short):
+        if re.match(re.escape(measured.rpartition("/")[2].removesuffix(".json").lower()) + r"(?!\w|\.\d)", short):
             return measured
     size = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)b(?![a-z])", short)
     if size and not re.search(r"\d+x\d|[-_]a\d", short) and stepcost.cost(float(size[1]), profiles=profiles):
@@ -88,7 +89,9 @@ def candidates(
             why = "needs more than the tokens of a log"
         elif extra:
             why = f"also sets {', '.join(sorted(extra))}, whose cost is not measured"
-        elif known[name].env or stepcost.cost(model, runner_of(speculative, known[name].env), profiles) is None:
+        elif (
+            known[name].env or stepcost.cost(model, runner_of(speculative, known[name].env, profiles), profiles) is None
+        ):
             why = f"has no measured step cost on {model}"
         else:
             kept[name] = known[name]
@@ -122,15 +125,15 @@ def table(
 ) -> pd.DataFrame:
     """Speedup over vanilla, one row a setting and concurrency. low, high: what remains open: the step cost's error on what
     it had not seen, or the A/A variability where that is larger, and the spread of the log's own requests (bootstrap)."""
-    base_cost = stepcost.cost(model, "V2", profiles)
+    base_cost = stepcost.cost(model, profiles=profiles)
     rows, spreads = [], {}
     for number in concurrency:
-        base = _replay(None, "V2", streams, number)
+        base = _replay(None, stepcost.plain_runner(profiles), streams, number)
         base_s = base_cost.wall_s(base.steps)
         rows.append({"setting": "vanilla", "concurrency": number, "speedup": 1.0} | _row(base, base_s, number))
         for name, setting in chosen.items():
             speculative = Speculative.model_validate(setting.arguments["speculative_config"])
-            runner = runner_of(speculative, setting.env)
+            runner = runner_of(speculative, setting.env, profiles)
             cost = stepcost.cost(model, runner, profiles)
             if number * (1 + speculative.num_speculative_tokens) > cost.most_verified and runner == "V2":
                 continue  # more to verify in a step than was measured; suffix seldom drafts so much
@@ -280,22 +283,24 @@ def read(log: Path | str, tokenizer: str | None = None) -> tuple[list[Stream], l
 def answer(
     log: Path | str,
     *,
-    model: str = "Llama-3.1-8B",
+    model: str | None = None,
     concurrency: Sequence[int] | None = None,
     settings: Iterable[str] | None = None,
     tokenizer: str | None = None,
     rate: float | None = None,
     profiles: tuple[str, ...] = PROFILES,
 ) -> Advice:
-    """The advice for a request log (`read`) served by `model` (`model_of`), its steps priced by the runs of `profiles`;
-    rate: also for so many requests a second (`at_rate`). Raises AdviceError, LogError.
+    """The advice for a request log (`read`) served by `model` (`model_of`; Llama-3.1-8B by default, or the only one there
+    is), its steps priced by the runs of `profiles`; rate: also for so many requests a second (`at_rate`). Raises
+    AdviceError, LogError.
 
     No verdict beyond what was measured: more requests in flight, or far longer contexts, than the model's runs had; none
     where the log holds fewer requests than are in flight.
     """
+    model = model or ("Llama-3.1-8B" if profiles == PROFILES else next(iter(stepcost.models(profiles=profiles))))
     priced = model_of(model, profiles)
     (streams, notes), (chosen, left_out) = read(log, tokenizer), candidates(settings, priced, profiles)
-    cost, notes = stepcost.cost(priced, "V2", profiles), [*notes, *left_out]
+    cost, notes = stepcost.cost(priced, profiles=profiles), [*notes, *left_out]
     most = min(cost.most_concurrency, len(streams))
     asked = [n for n in concurrency or CONCURRENCY if n <= most]
     if left := [n for n in concurrency or () if n > most]:

@@ -163,21 +163,29 @@ def _tables(profiles: tuple[str, ...]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def models(runner: str = "V2", profiles: tuple[str, ...] = PROFILES) -> dict[str, float]:
+@cache
+def plain_runner(profiles: tuple[str, ...] = PROFILES) -> str:
+    """The runner of the profiles' vanilla engines, meant wherever none is named: V2 on a GPU with vLLM 0.33, V1 on a CPU."""
+    return _tables(profiles).query("setting == 'vanilla'").resolved_runner.mode().iloc[0]
+
+
+def models(runner: str | None = None, profiles: tuple[str, ...] = PROFILES) -> dict[str, float]:
     """The models measured on a runner by billions of parameters, smallest first."""
-    runs = _tables(profiles).query("resolved_runner == @runner")
+    runs = _tables(profiles)
+    runs = runs[runs.resolved_runner == (runner or plain_runner(profiles))]
     return (runs.groupby("model").resolved_num_parameters.first() / 1e9).sort_values().to_dict()
 
 
 @cache
-def measured(model: str, runner: str = "V2", profiles: tuple[str, ...] = PROFILES) -> pd.DataFrame:
+def measured(model: str, runner: str | None = None, profiles: tuple[str, ...] = PROFILES) -> pd.DataFrame:
     """The runs of a model on a runner, `windowed`; of the session with most of them."""
-    runs = _tables(profiles).query("model == @model and resolved_runner == @runner")
+    runs = _tables(profiles)
+    runs = runs[(runs.model == model) & (runs.resolved_runner == (runner or plain_runner(profiles)))]
     return runs[runs.session == runs.session.mode().iloc[0]] if len(runs) else runs
 
 
 @cache
-def cost(model: str | float, runner: str = "V2", profiles: tuple[str, ...] = PROFILES) -> StepCost | None:
+def cost(model: str | float, runner: str | None = None, profiles: tuple[str, ...] = PROFILES) -> StepCost | None:
     """The step cost of a measured model, or of a size in billions between two measured ones; None where this runner has no
     runs of it. V1 (suffix) borrows nothing from V2."""
     if not isinstance(model, str):
@@ -199,7 +207,7 @@ def mixed(low: StepCost, high: StepCost, billions: float) -> tuple[np.ndarray, f
     return (1 - share) * low.seconds + share * high.seconds, share
 
 
-def _between(billions: float, runner: str, profiles: tuple[str, ...]) -> StepCost | None:
+def _between(billions: float, runner: str | None, profiles: tuple[str, ...]) -> StepCost | None:
     """Its error: that of the two sizes, and what the nearer one was off when its own neighbours predicted it, as far as
     this size is from a measured one."""
     held = [cost(name, runner, profiles) for name in models(runner, profiles)]

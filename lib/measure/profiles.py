@@ -83,7 +83,7 @@ class Profile(Frozen):
             known = self.menu
         except menu.SettingError as error:
             raise ValueError(str(error)) from None
-        held = {"model": WORKLOADS, "recorded": (*RECORDED, "jsonl"), "published": PUBLISHED}[self.answers]
+        held = {"model": (*WORKLOADS, "jsonl"), "recorded": (*RECORDED, "jsonl"), "published": PUBLISHED}[self.answers]
         for field, names in (("settings", known), ("repeats", known), ("workloads", held)):
             for name in getattr(self, field):
                 if name not in names:

@@ -10,15 +10,13 @@ Forms: `raw` is plain text without a chat template (the study's way); `chat` goe
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import re
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from lib.measure import corpus
+from lib.measure import corpus, requestlog
 from lib.results.run import Workload
 
 # Shares of sonnet, chat and code, percent.
@@ -185,31 +183,9 @@ def build(workload: Workload, tokenizer: Tokenizer | None = None, vocab_size: in
 
 
 def from_jsonl(workload: Workload, tokenizer: Tokenizer) -> list[Prompt]:
-    """A reader's own prompts: one JSON object a line with `prompt` (text) or `messages` (chat). Raises WorkloadError.
-
-    Lines are taken in order, `num_prompts` at most; lines that hold no prompt are an error that names the line.
-    """
-    path = Path(workload.path or "")
-    if not path.is_file():
-        raise WorkloadError(f"path is {workload.path!r}, allowed: a readable .jsonl file")
-    prompts: list[Prompt] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip() or len(prompts) == workload.num_prompts:
-            continue
-        try:
-            entry = json.loads(line)
-            text, messages = entry.get("prompt"), entry.get("messages")
-        except (json.JSONDecodeError, AttributeError):
-            raise WorkloadError(f"{path.name} line {number} is no JSON object, allowed: one object a line") from None
-        if isinstance(messages, list) and messages:
-            ids = _render(messages, "chat", tokenizer)
-        elif isinstance(text, str) and text:
-            ids = _render([{"role": "user", "content": text}], workload.form, tokenizer)
-        else:
-            raise WorkloadError(
-                f"{path.name} line {number} has no prompt, allowed: 'prompt' (text) or 'messages' (a list of chat turns)"
-            )
-        prompts.append(Prompt("jsonl", ids))
-    if not prompts:
-        raise WorkloadError(f"{path.name} holds no prompt, allowed: at least one line")
-    return prompts
+    """A reader's own prompts, in order, `num_prompts` at most: those of a request log (`requestlog`). Raises WorkloadError."""
+    try:
+        log = requestlog.read(requestlog.locate(workload.path), tokenizer)
+    except requestlog.LogError as error:
+        raise WorkloadError(str(error)) from None
+    return [Prompt("jsonl", pair.prompt) for pair in log.requests[: workload.num_prompts]]
