@@ -179,7 +179,7 @@ def snapshot(
 
 @app.command()
 def recommend(
-    log: Annotated[Path, typer.Argument(help="JSONL, one request a line: prompt and completion, or messages")],
+    log: Annotated[Path, typer.Argument(help="JSON lines, one request each, in one of the forms of README; -: stdin")],
     model: Annotated[
         str | None, typer.Option(help="a measured one, or of a size between measured ones; default: Llama-3.1-8B")
     ] = None,
@@ -187,6 +187,7 @@ def recommend(
     settings: Annotated[str | None, typer.Option(help="settings of the menu, e.g. ngram,suffix; default: all")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="a folder or hub id, for text logs; default: SmolLM2's")] = None,
     rate: Annotated[float | None, typer.Option(min=0.001, help="requests a second: the answer for this load")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="an OpenAI batch's input, where the log is its output")] = None,
     calibration: Annotated[str | None, typer.Option(help="price with the runs of `calibrate`, by its name")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -196,7 +197,7 @@ def recommend(
     with _sentences(advice.AdviceError, requestlog.LogError):
         found = advice.answer(
             log, model=model, concurrency=_numbers(concurrency),
-            settings=settings.split(",") if settings else None, tokenizer=tokenizer, rate=rate,
+            settings=settings.split(",") if settings else None, tokenizer=tokenizer, rate=rate, prompts=prompts,
             **({"profiles": (calibration,)} if calibration else {}),
         )  # fmt: skip
         if as_json:

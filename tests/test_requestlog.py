@@ -80,7 +80,7 @@ def test_ids_win_over_text(tmp_path):
         ),
         ({"type": "SPAN", "input": "to", "output": "be"}, "type must be GENERATION, got SPAN"),
         ({"request": [1], "response": 5}, "kind 'request and response'"),
-        ({"id": 1, "custom_id": "a", "response": None, "error": {"code": "expired"}}, "must be 200, got None"),
+        ({"id": 1, "custom_id": "a", "response": None, "error": {"message": "expired"}}, "200, got None (expired)"),
         ({"prompt": "to " * 1_000_000, "completion": "be"}, "characters at most, got 3000002"),
         ({"prompt_token_ids": [1] * 2_000_000, "output_token_ids": [1]}, "tokens at most, got 2000001"),
         ({"messages": "to be", "completion": "or"}, "messages must be chat turns"),

@@ -267,14 +267,16 @@ def flags(setting: menu.Setting, model: str = "MODEL") -> str:
     return " ".join(parts)
 
 
-def read(log: Path | str, tokenizer: str | None = None) -> tuple[list[Stream], list[str]]:
+def read(
+    log: Path | str, tokenizer: str | None = None, prompts: Path | str | None = None
+) -> tuple[list[Stream], list[str]]:
     """A log's requests as streams, and what its reader must know; text goes through `tokenizer` (a folder or hub id;
     SmolLM2's by default). Raises AdviceError where most of what was decoded is not in the log, LogError."""
     if requestlog.holds_text(Path(log)):
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(tokenizer or weights.locate(Model()))
-    held = requestlog.read(log, tokenizer, vocab_size=1 << 31)
+    held = requestlog.read(log, tokenizer, vocab_size=1 << 31, prompts=prompts)
     streams = [stream(pair.prompt, pair.output) for pair in held.requests]
     repeated = len(streams) - len({(s.prompt_token_ids.tobytes(), s.output_token_ids.tobytes()) for s in streams})
     return streams, [*held.notes, *([f"{repeated} of {len(streams)} requests repeat another one."] if repeated else [])]
@@ -289,6 +291,7 @@ def answer(
     tokenizer: str | None = None,
     rate: float | None = None,
     profiles: tuple[str, ...] = PROFILES,
+    prompts: Path | str | None = None,
 ) -> Advice:
     """The advice for a request log (`read`) served by `model` (`model_of`; Llama-3.1-8B by default, or the only one there
     is), its steps priced by the runs of `profiles`; rate: also for so many requests a second (`at_rate`). Raises
@@ -299,7 +302,7 @@ def answer(
     """
     model = model or ("Llama-3.1-8B" if profiles == PROFILES else next(iter(stepcost.models(profiles=profiles))))
     priced = model_of(model, profiles)
-    (streams, notes), (chosen, left_out) = read(log, tokenizer), candidates(settings, priced, profiles)
+    (streams, notes), (chosen, left_out) = read(log, tokenizer, prompts), candidates(settings, priced, profiles)
     cost, notes = stepcost.cost(priced, profiles=profiles), [*notes, *left_out]
     most = min(cost.most_concurrency, len(streams))
     asked = [n for n in concurrency or CONCURRENCY if n <= most]

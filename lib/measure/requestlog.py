@@ -251,9 +251,9 @@ def _exchange(entry: dict, batch: Mapping) -> Iterator[dict]:
 
 
 def _batch(entry: dict, batch: Mapping) -> Iterator[dict]:
-    said, key = entry.get("response") or {"body": entry.get("error")}, str(entry["custom_id"])
+    said, key = entry.get("response") or {"body": entry}, str(entry["custom_id"])
     if said.get("status_code") != 200:
-        raise _Line(f"status_code must be 200, got {said.get('status_code')} ({str(said.get('body'))[:120]})")
+        raise _Line(f"status_code must be 200, got {said.get('status_code')} ({said['body']['error']['message']})")
     if key not in batch:
         raise _Line(f"prompts (--prompts) must be the batch's input, which holds each custom_id, got none for {key!r}")
     yield from _exchange({"request": batch[key], "response": said["body"]}, batch)
