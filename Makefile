@@ -59,7 +59,9 @@ lab: env ## open the notebooks in JupyterLab (this machine only, with a token)
 
 html: env ## every notebook as a page, with an index, in runs/html
 	@mkdir -p runs/html
-	@$(PY) -m nbconvert --to html --embed-images --log-level=WARN --output-dir runs/html $(NOTEBOOKS)
+	@$(PY) -m nbconvert --to html --embed-images --log-level=WARN --output-dir runs/html \
+	  --HTMLExporter.mathjax_url= --HTMLExporter.require_js_url= $(NOTEBOOKS)
+	@perl -pi -e 's/(href="\d\d_\w+)\.ipynb/$$1.html/g; s/href="\.\.\//href="..\/..\//g' runs/html/*.html
 	@{ echo '<!doctype html><meta charset="utf-8"><title>When does speculation pay?</title>'; \
 	   echo '<style>body{font:16px/1.6 sans-serif;max-width:44em;margin:3em auto}</style>'; \
 	   echo '<h1>When does speculation pay?</h1><ul>'; \
