@@ -380,3 +380,25 @@ def test_whatever_a_line_holds_it_costs_nothing_else_and_the_log_is_plain_data(t
     log = log_of(tmp_path, PLAIN, PLAIN, PLAIN, PLAIN, PLAIN, entry)
     assert said(log)[:5] == [([1, 2, 3, 4], [1, 2, 0])] * 5
     assert json.loads(json.dumps(dataclasses.asdict(log)))
+
+
+@pytest.mark.parametrize(
+    ("reason", "end"), [("stop", [0]), ("tool_calls", [0]), (None, [0]), ("length", []), ("abort", [])]
+)
+def test_an_answer_that_was_cut_has_no_end_token(tmp_path, reason, end):
+    log = log_of(tmp_path, {"messages": [USER], "choices": [{"message": ANSWER, "finish_reason": reason}]})
+    assert log.requests[0].output == [3, 4, *end]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"request": {"messages": [USER], "temperature": 1}, "response": {"choices": [{"message": ANSWER}]}},
+        {"type": "GENERATION", "input": [USER], "output": ANSWER, "modelParameters": '{"temperature": 0.5}'},
+    ],
+)
+def test_sampling_and_model_are_read_where_each_kind_keeps_them(tmp_path, entry):
+    named = entry | ({"providedModelName": "a"} if "type" in entry else {"model": "a"})
+    log = log_of(tmp_path, named, named, PLAIN | {"model": "b"})
+    assert [line.number for line in log.bad] == [3]
+    assert any("2 outputs were sampled" in note for note in log.notes)

@@ -101,7 +101,7 @@ def read(
     batch = {str(entry.get("custom_id")): entry.get("body") for entry in inputs if isinstance(entry, dict)}
     bad: list[BadLine] = []
     good: list[_Good] = []
-    for number, asked in ((number, asked) for number, entry in _entries(path) for asked in _requests(entry, batch)):
+    for number, asked in ((n, asked) for n, entry in _entries(path) for asked in _requests(entry, batch)):
         try:
             good.append(_Good(number, _pair(asked, tokenizer, size), asked))
         except _Line as error:
@@ -167,17 +167,15 @@ def _entries(path: Path, field: str = "log") -> Iterable[tuple[int, Any]]:
         whole = json.loads(data)  # one array, one object, or a page of an API; JSON lines fail at their second
         whole = whole["data"] if isinstance(whole, dict) and isinstance(whole.get("data"), list) else whole
         return enumerate(whole if isinstance(whole, list) else [whole], start=1)
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    lines = {number: line for number, line in enumerate(text.split("\n"), start=1) if line.strip()}
     if len(lines) == 1 and "\r" in text.strip():
-        raise LogError(
-            f"{field} must end its lines with LF, got CR alone in {path.name}: convert it with tr '\\r' '\\n'"
-        )
+        raise LogError(f"{field} must have lines that end with LF, got CR alone in {path.name}: use tr '\\r' '\\n'")
     # Latin-1: its letters stand alone, and most lines that hold any are no UTF-8; else single lines are damaged.
-    other = [line for _, line in lines if not line.isascii()]
+    other = [line for line in lines.values() if not line.isascii()]
     wrong = [line for line in other if NOT_UTF8.search(line)]
     if 2 * len(wrong) > len(other) and any(re.search("[ -~][\udca0-\udcff][ -~]", line) for line in wrong):
         raise LogError(f"{field} must be UTF-8, got Latin-1 in {path.name}: convert it with iconv -f LATIN1 -t UTF-8")
-    return ((number, _parsed(line)) for number, line in lines)
+    return ((number, _parsed(line)) for number, line in lines.items())
 
 
 NOT_UTF8 = re.compile("[\udc80-\udcff]")  # as surrogateescape decodes it
@@ -277,8 +275,8 @@ def _observation(entry: dict, batch: Mapping) -> Iterator[dict]:
 
 def _instruction(entry: dict, batch: Mapping) -> Iterator[dict]:
     text = "\n\n".join(filter(None, (entry["instruction"], entry.get("input"))))
-    turns, answer = [{"role": "user", "content": text}], {"content": entry["output"]}
-    yield {"messages": turns, "answer": answer, "model": entry.get("generator")}
+    answer, model = {"content": entry["output"]}, entry.get("generator")
+    yield {"messages": [{"role": "user", "content": text}], "answer": answer, "model": model}
 
 
 # Kind of log, the fields that an entry of it is known by, and what makes requests of it; the first that fits is taken.
@@ -364,7 +362,7 @@ def _tokenized(asked: Mapping, tokenizer: Any) -> Pair:
         raise _Line("must have an answer with text: a 'completion', or a last turn by the assistant, got none")
     if tokenizer is None:
         raise _Line("must have prompt_token_ids and output_token_ids where no tokenizer is given, got text")
-    turns = _turns(asked.get("messages")) if asked.get("messages") is not None else []
+    turns = [] if asked.get("messages") is None else _turns(asked["messages"])
     chat = [{"role": ROLES.get(turn["role"], turn["role"]), "content": _text(turn)} for turn in turns]
     if not chat and not (isinstance(prompt, str) and prompt):
         raise _Line(f"prompt must be text, got {str(prompt)[:40]!r}")
