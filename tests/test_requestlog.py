@@ -282,10 +282,10 @@ def test_a_batch_is_joined_to_its_input(tmp_path):
 
 
 def test_the_share_of_decoded_tokens_that_a_log_lacks(tmp_path):
-    used = [{"usage": {"completion_tokens": n}} for n in (3, 12)]  # PLAIN's answer has 3
+    used = [{"usage": {"completion_tokens": n}} for n in (2, 12)]  # PLAIN's answer has 3
     log = log_of(tmp_path, PLAIN | used[0], PLAIN | used[1], PLAIN)
-    assert log.missing_share == 9 / 15
-    assert any("60 % of the decoded tokens" in note for note in log.notes)
+    assert log.missing_share == 9 / 14
+    assert any("64 % of the decoded tokens" in note for note in log.notes)
     langfuse = {
         "type": "GENERATION",
         "input": "to",
