@@ -22,7 +22,7 @@ SHOWN = [
 ]  # fmt: skip
 FIGURES = {
     "00": "answer", "01": "noise floor", "02": "draft length", "03": "02, 04", "04": "01, 03", "05": "05", "06": "06",
-    "07": "map", "08": "re-analysis",
+    "07": "map, predicted", "08": "re-analysis",
 }  # fmt: skip
 
 

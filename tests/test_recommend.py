@@ -153,3 +153,11 @@ def test_of_settings_that_gain_alike_the_measured_one_is_named():
     assert recommend.sentence(found)[1] == ["b"]
     assert recommend.sentence(found, measured=["a", "c"])[1] == ["a"]
     assert recommend.sentence(found, measured=["c"])[1] == ["b"]
+
+
+def test_a_log_without_most_of_its_decoded_tokens_gets_no_verdict(tmp_path):
+    path = copies(tmp_path)
+    lines = [json.loads(line) | {"usage": {"completion_tokens": 400}} for line in path.read_text().splitlines()]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(recommend.AdviceError, match="64 % are missing"):
+        recommend.answer(path, settings=["ngram"], concurrency=[1])

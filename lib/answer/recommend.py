@@ -103,7 +103,8 @@ def candidates(
     return kept, notes
 
 
-def _replay(speculative: Speculative | None, runner: str, streams: Sequence[Stream], concurrency: int) -> Replayed:
+def replayed(speculative: Speculative | None, runner: str, streams: Sequence[Stream], concurrency: int) -> Replayed:
+    """The replay of a log on the measured engines' limits, `concurrency` requests in flight; None: vanilla."""
     simulation = Simulation(
         speculative, max_num_seqs=concurrency, max_num_batched_tokens=BUDGET, runner=runner, block_size=16
     )
@@ -128,7 +129,7 @@ def table(
     base_cost = stepcost.cost(model, profiles=profiles)
     rows, spreads = [], {}
     for number in concurrency:
-        base = _replay(None, stepcost.plain_runner(profiles), streams, number)
+        base = replayed(None, stepcost.plain_runner(profiles), streams, number)
         base_s = base_cost.wall_s(base.steps)
         rows.append({"setting": "vanilla", "concurrency": number, "speedup": 1.0} | _row(base, base_s, number))
         for name, setting in chosen.items():
@@ -137,7 +138,7 @@ def table(
             cost = stepcost.cost(model, runner, profiles)
             if number * (1 + speculative.num_speculative_tokens) > cost.most_verified and runner == "V2":
                 continue  # more to verify in a step than was measured; suffix seldom drafts so much
-            done = _replay(speculative, runner, streams, number)
+            done = replayed(speculative, runner, streams, number)
             if name not in spreads:
                 found = stats.bootstrap([_per_request(done).to_numpy()], lambda sums: sums[..., 0] / sums[..., 1])
                 spreads[name] = found.low / found.value, found.high / found.value
@@ -162,7 +163,7 @@ def _per_request(done: Replayed) -> pd.DataFrame:
 def kinds(streams: Sequence[Stream], setting: menu.Setting) -> pd.DataFrame:
     """How much of a log each of KINDS is: `requests`, `share` of them, `token_share`, `tokens_per_step` under a setting."""
     speculative = Speculative.model_validate(setting.arguments["speculative_config"])
-    made = _per_request(_replay(speculative, runner_of(speculative, setting.env), streams, 1))
+    made = _per_request(replayed(speculative, runner_of(speculative, setting.env), streams, 1))
     edges = [low for low, _ in KINDS.values()] + [np.inf]
     kind = pd.cut(made.num_output_tokens / made.num_steps, edges, right=False, labels=list(KINDS))
     sums = made.groupby(kind, observed=True).agg(
@@ -277,6 +278,9 @@ def read(
 
         tokenizer = AutoTokenizer.from_pretrained(tokenizer or weights.locate(Model()))
     held = requestlog.read(log, tokenizer, vocab_size=1 << 31, prompts=prompts)
+    if held.missing_share > 0.5:
+        lacks = f"{100 * held.missing_share:.0f} % are missing ({' '.join(held.notes)})"
+        raise AdviceError(f"log must hold most of the tokens that were decoded, got one of which {lacks}")
     streams = [stream(pair.prompt, pair.output) for pair in held.requests]
     repeated = len(streams) - len({(s.prompt_token_ids.tobytes(), s.output_token_ids.tobytes()) for s in streams})
     return streams, [*held.notes, *([f"{repeated} of {len(streams)} requests repeat another one."] if repeated else [])]
