@@ -55,9 +55,10 @@ def bootstrap(
 
 
 def _sums(groups: Sequence[np.ndarray], resamples: int, rng: np.random.Generator) -> np.ndarray:
-    """Column sums [resamples, columns] of groups drawn with replacement, and of rows drawn within each."""
-    found = np.empty((resamples, groups[0].shape[1]))
-    for i in range(resamples):
-        chosen = rng.integers(len(groups), size=len(groups))
-        found[i] = sum(groups[j][rng.integers(len(groups[j]), size=len(groups[j]))].sum(axis=0) for j in chosen)
-    return found
+    """Column sums [resamples, columns] of groups drawn with replacement, and of rows drawn within each: how often each is
+    drawn is multinomial."""
+    often = rng.multinomial(len(groups), np.full(len(groups), 1 / len(groups)), resamples)
+    return sum(
+        rng.multinomial(often[:, j] * len(rows), np.full(len(rows), 1 / len(rows))) @ rows
+        for j, rows in enumerate(groups)
+    )
