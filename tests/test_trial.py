@@ -37,7 +37,7 @@ def test_an_architecture_is_a_shape_or_a_config(name, shape):
 
 
 def test_an_unknown_architecture_is_one_sentence(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(recommend.AdviceError, match="model must be one of .* got 'nobody/nothing'"):
         trial.architecture("nobody/nothing")
 
