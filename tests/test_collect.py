@@ -50,11 +50,11 @@ def test_runs_bear_the_names_that_the_profile_asks_by(p):
     assert set(got.setting) == {"mine"} and len(got) == 4
 
 
-def test_nothing_measured_is_empty_tables_with_all_columns_and_a_line(p, capsys):
-    got = measure.collect(p)
-    assert [len(t) for t in got] == [0, 0, 0]
-    assert {"setting", "tok_s", "session"} <= set(got.runs) and "run_id" in got.requests and "t_s" in got.steps
-    assert "no records of profile cpu" in capsys.readouterr().out
+def test_a_profile_without_committed_runs_fails_in_replay(p):
+    with pytest.raises(
+        profiles.ProfileError, match="profile must be one with committed runs in mode replay .* got 'cpu'"
+    ):
+        measure.collect(p)
 
 
 def test_what_there_is_instead_is_named(p, capsys):

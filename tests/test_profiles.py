@@ -139,6 +139,7 @@ def test_a_whole_profile_injected_by_papermill_is_that_profile():
         ({"output_token": 3}, ["output_token", "did you mean 'output_tokens'"]),
         ({"mode": "measured"}, ["mode", "replay or measure", "'measured'"]),
         ({"profile": "h20"}, ["'h20'", "did you mean 'h200'"]),
+        ({"log": ""}, ["log", "got ''"]),  # a variable that is not set
     ],
 )
 def test_unknown_notebook_parameters_are_refused(namespace, words):
@@ -152,5 +153,9 @@ def test_only_the_parameters_cells_are_parameters():
     cells = ["", "import numpy", *asked, "p = measure.profile(globals())"]
     p = measure.profile({"In": cells, "profile": "cpu", "output_tokens": 64, "seeds": "a later variable", "runs": 1})
     assert (p.output_tokens, p.seeds) == (64, (0, 1))
+    after = measure.profile(
+        {"In": [*cells[:-1], "import numpy as np", cells[-1]], "profile": "cpu", "output_tokens": 64}
+    )
+    assert after.output_tokens == 64  # a cell of imports in between hides nothing
     with pytest.raises(ProfileError, match="unknown parameter output_token "):
         measure.profile({"In": ["output_token = 3", "measure.profile(globals())"], "output_token": 3})

@@ -20,7 +20,8 @@ __all__ = ["Profile", "ProfileError", "Tables", "collect", "profile"]
 def collect(p: Profile, mode: str = "replay", settings: Iterable[str] | None = None) -> Tables:
     """The good runs of a profile (of some `settings`), their requests and steps; says in one line what there is.
 
-    replay: the committed ones; measure: real engines run what is missing first.
+    replay: the committed ones; measure: real engines run what is missing first. Raises ProfileError where a profile has no
+    committed runs at all.
     """
     asked = {run.plan_id: run.setting for run in plan.runs(p, settings)}
     if mode == "measure":
@@ -29,6 +30,10 @@ def collect(p: Profile, mode: str = "replay", settings: Iterable[str] | None = N
         engines.run(plan.runs(p, settings), p)
         store = plan.store_of(p)
         tables = table.frames((r, store.trace(r)) for r in store.all() if r.run.plan_id in asked)
+    elif not table.is_published(p.profile):
+        raise ProfileError(
+            f"profile must be one with committed runs in mode replay (or mode measure), got {p.profile!r}"
+        )
     else:
         tables = table.read(p.profile)
     runs = tables.runs[tables.runs.plan_id.isin(asked)]

@@ -47,7 +47,9 @@ class Profile(Frozen):
     ignore_eos: bool = False
     time_limit_s: float = Field(default=900, gt=0)  # of one engine process without a sign of life
     threads: int | None = Field(default=None, ge=1)  # CPU engine: OpenMP threads; None: all cores
-    log: str | None = None  # a JSONL request log for workload jsonl, relative to the top folder
+    log: str | None = Field(
+        default=None, min_length=1
+    )  # a JSONL request log for workload jsonl, relative to the top folder
     changed: bool = False  # whether a notebook's parameters changed the file's values
 
     @property
@@ -256,19 +258,23 @@ def from_notebook(namespace: Mapping[str, Any]) -> Profile:
     return p
 
 
+_SETS = ast.Assign | ast.AnnAssign
+
+
 def _parameters(history: list[str] | None) -> set[str]:
-    """Names that the cells before the running one set, as far back as cells hold nothing but assignments."""
+    """Names that the cells before the running one set, as far back as cells hold nothing but assignments and imports."""
     names: set[str] = set()
     for source in reversed((history or [])[:-1]):
         try:
             statements = ast.parse(source).body
         except SyntaxError:
             break
-        if not statements or not all(isinstance(s, ast.Assign | ast.AnnAssign) for s in statements):
+        if not statements or not all(isinstance(s, _SETS | ast.Import | ast.ImportFrom) for s in statements):
             break
         names |= {
             t.id
             for s in statements
+            if isinstance(s, _SETS)
             for t in (s.targets if isinstance(s, ast.Assign) else [s.target])
             if isinstance(t, ast.Name)
         }
