@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import nbformat
 import papermill
+import psutil
 
 from lib.measure import engines, forkserver, plan
 from lib.measure.profiles import Profile
 from lib.results import records, table
 
 FOLDER = records.ROOT / "notebooks"
+SILENT_S = 60.0  # a kernel that is stopped for so long is ended
 
 
 class NotebookError(ValueError):
@@ -55,9 +58,29 @@ def execute(p: Profile, mode: str, only: Sequence[str] | None = None, save: bool
     return all(outcome == "ok" for *_, outcome in took)
 
 
+@contextlib.contextmanager
+def _stopped_kernels_end() -> Iterator[None]:
+    """Kernels of ours without a heartbeat (SIGSTOP, a paused container) are killed: papermill would wait for ever."""
+    over = threading.Event()
+
+    def watch() -> None:
+        since: dict[psutil.Process, float] = {}
+        while not over.wait(SILENT_S / 20):
+            stopped = [c for c in psutil.Process().children() if c.is_running() and c.status() == psutil.STATUS_STOPPED]
+            since = {child: since.get(child, time.monotonic()) for child in stopped}
+            for child in (c for c, begin in since.items() if time.monotonic() - begin > SILENT_S):
+                child.kill()
+
+    threading.Thread(target=watch, name="watch-kernels", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
 def _execute(path: Path, out: Path, p: Profile, mode: str) -> str:
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _stopped_kernels_end():
             warnings.simplefilter("ignore")
             papermill.execute_notebook(
                 str(path), str(out), parameters={"profile": p.profile, "mode": mode}, kernel_name="python3",
