@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from lib.measure import monitor
+from lib.measure import machine, monitor
 
 GPU_FIELDS = ("gpu_busy_pct", "gpu_power_w", "gpu_energy_j", "sm_clock_mhz", "gpu_memory_gib")
 
@@ -181,3 +181,17 @@ def test_the_result_comes_after_the_window_even_if_it_fails(no_nvml):
 def test_interval_must_be_positive():
     with pytest.raises(ValueError, match="interval_s must be above 0"):
         monitor.Monitor(interval_s=0)
+
+
+def test_what_an_engine_inherits_is_recorded_without_paths_and_secrets(monkeypatch):
+    for name in machine.inherited_env():
+        monkeypatch.delenv(name)
+    given = {
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "CUDA_VISIBLE_DEVICES": "2,3",
+        "VLLM_CACHE_ROOT": "/home/me",
+        "VLLM_API_KEY": "abc",
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert machine.provenance().inherited_env == given | {"VLLM_CACHE_ROOT": "set", "VLLM_API_KEY": "set"}

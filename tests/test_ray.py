@@ -247,6 +247,18 @@ def cluster():
         one.shutdown()
 
 
+@pytest.mark.parametrize(
+    ("held", "gave", "seen"), [("0,1,2,3", [2], "2"), (None, [0, 1], "0,1"), ("", [], None), ("1", [], "1")]
+)
+def test_an_engine_sees_the_gpus_that_ray_gave_it(held, gave, seen, monkeypatch):
+    """RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES leaves the host's own value there."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", held or "")
+    if held is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    fanout._see_own_gpus(gave)
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == seen
+
+
 class Watched(fanout._Sweep):
     """Notes which runs each submission holds and calls `hook(self)` after each event."""
 

@@ -249,7 +249,9 @@ def run(
 
 
 def announce(groups: list[list[Run]]) -> None:
-    """Name on stderr the models whose own code an engine is about to run; their records say so too."""
+    """Name on stderr the variables that engines inherit and the models whose own code they run; records say so too."""
+    if inherited := machine.inherited_env():
+        print(f"engines inherit {' '.join(f'{k}={v}' for k, v in inherited.items())}", file=sys.stderr)
     for name in sorted({g[0].engine.model.name for g in groups if g[0].engine.model.trust_remote_code}):
         print(f"model.trust_remote_code is true: engines run code that {name} brings along", file=sys.stderr)
 

@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -38,6 +39,12 @@ def count_gpus() -> int:
 def count_cpus() -> int:
     """CPU cores this process may run on: fewer than the machine has when it was started under `taskset`."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def inherited_env() -> dict[str, str]:
+    """Variables of this process that an engine inherits and that change what it runs; `set` for a path or a secret."""
+    held = {k: v for k, v in sorted(os.environ.items()) if k.startswith("VLLM_") or k == "CUDA_VISIBLE_DEVICES"}
+    return {k: v if re.fullmatch(r"[\w.,:|]{0,32}", v) and "KEY" not in k else "set" for k, v in held.items()}
 
 
 def now() -> str:
@@ -73,7 +80,7 @@ def provenance() -> Provenance:
         gpus["session"] = _digest(Path("/proc/sys/kernel/random/boot_id").read_text().strip(), *sorted(uuids))
     return Provenance(
         measured=now(), commit=commit, dirty=dirty, versions=versions, cpu=cpu, num_cpus=count_cpus(),
-        num_gpus=count_gpus(), **gpus,
+        num_gpus=count_gpus(), inherited_env=inherited_env(), **gpus,
     )  # fmt: skip
 
 

@@ -37,14 +37,22 @@ class FanoutError(RuntimeError):
 # ---- on a node -------------------------------------------------------------------------------------------
 
 
+def _see_own_gpus(gpus: list[int]) -> None:
+    """An engine sees what Ray gave its task, also where Ray was told to leave CUDA_VISIBLE_DEVICES alone; one that spans
+    hosts asks for no GPU itself, and Ray hides all from it."""
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+    elif os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+
+
 def _run_engine(
     runs: list[dict], profile: dict, commit: str, dirty: bool | None, ray_address: str
 ) -> Iterator[tuple[str, str, dict[str, bytes]]]:
     """All runs of one engine on this node; yields (what, run id, files of the record if the run has ended)."""
     os.environ.pop("OMP_NUM_THREADS", None)  # Ray's own choice for its task; `engines` makes the engine's
     os.environ["RAY_ADDRESS"] = ray_address  # an engine larger than this host finds the others through vLLM's executor
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":  # Ray hides all GPUs from the task of such an engine
-        del os.environ["CUDA_VISIBLE_DEVICES"]
+    _see_own_gpus(_import_ray("").get_gpu_ids())
     asked, group = Profile.model_validate(profile), [Run.model_validate(c) for c in runs]
     machine.check(group)
     made = machine.provenance().model_copy(update={"commit": commit, "dirty": dirty})

@@ -84,6 +84,7 @@ class Provenance(Frozen):
     commit: str = "unknown"
     dirty: bool | None = None
     versions: dict[str, str] = Field(default_factory=dict)
+    inherited_env: dict[str, str] = Field(default_factory=dict)  # variables of the caller's that change what vLLM runs
     cpu: str = ""
     num_cpus: int | None = None
     gpu: str | None = None
