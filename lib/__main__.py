@@ -163,21 +163,6 @@ def status(profile: ProfileName, mode: ModeOption = Mode.measure, as_json: AsJso
 
 
 @app.command()
-def snapshot(
-    profile: ProfileName,
-    out: Annotated[Path, typer.Option(help="a .csv or .parquet file")],
-    mode: ModeOption = Mode.replay,
-) -> None:
-    """Write the runs as one table."""
-    with _sentences():
-        runs = _tables(profiles.load(profile), mode).runs
-        if not out.parent.is_dir():
-            raise profiles.ProfileError(f"--out must be a file in a folder that exists, got {str(out)!r}")
-        runs.to_parquet(out) if out.suffix == ".parquet" else runs.to_csv(out, index=False)
-        typer.echo(f"{len(runs)} runs written to {out}")
-
-
-@app.command()
 def recommend(
     log: Annotated[Path, typer.Argument(help="JSON lines, one request each, in one of the forms of README; -: stdin")],
     model: Annotated[

@@ -2,18 +2,17 @@
 
 import json
 
-import pandas as pd
 import pytest
 from made_up_records import record, trace
 from typer.testing import CliRunner
 
 from lib import __main__ as cli
-from lib import readme, results
+from lib import readme
 from lib.measure import plan, profiles
 from lib.results import table
 from lib.results.records import Store
 
-COMMANDS = ["reproduce", "sweep", "publish", "status", "snapshot", "readme"]
+COMMANDS = ["reproduce", "sweep", "publish", "status", "readme"]
 
 
 def run(*arguments: str):
@@ -52,7 +51,6 @@ def test_the_help_lists_every_command():
         (("publish", "own"), ["profile", "measured", "'own'"]),
         (("status", "no_such_profile"), ["'no_such_profile'"]),
         (("status", "settings"), ["settings.yaml", "profile must be given"]),
-        (("snapshot", "cpu", "--out", "no_such_folder/x.csv"), ["--out", "'no_such_folder/x.csv'"]),
     ],
 )
 def test_errors_are_one_sentence_and_exit_2(arguments, words, home):
@@ -81,16 +79,6 @@ def test_a_plan_lacks_what_is_held(home):
     told = run("status", "cpu").stdout
     assert "vanilla" in told and f"1 of the {len(plan.runs(p))} runs" in told
     assert json.loads(run("status", "cpu", "--json").stdout) == {"vanilla": {"ok": 1}}
-
-
-def test_what_is_published_can_be_taken_out_as_a_table(home, tmp_path):
-    home.save(record(plan.runs(profiles.load("cpu"))[0]), trace([1], [1]))
-    assert run("publish", "cpu").exit_code == 0
-    for name in ("x.csv", "x.parquet"):
-        result = run("snapshot", "cpu", "--out", tmp_path / name)
-        assert result.exit_code == 0 and "1 runs" in result.stdout
-    assert (tmp_path / "x.csv").read_text() == results.load("cpu").to_csv(index=False)
-    assert len(pd.read_parquet(tmp_path / "x.parquet")) == 1
 
 
 def test_publish_changes_nothing_over_a_damaged_table(home, tmp_path):

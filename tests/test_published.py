@@ -84,12 +84,6 @@ def test_reference_says_where_it_comes_from():
         published.main_cell("sonnet", "no such method")
 
 
-def test_the_sign_turns_with_the_output_cap():
-    sonnet = published.by_output_cap().query("workload == 'sonnet'")
-    assert sonnet.output_cap.tolist() == [1024, 4096, 8192]
-    assert (100 * (sonnet.speedup - 1)).round(1).tolist() == [-27.4, 11.6, 40.1]
-
-
 def test_real_models():
     models = published.real_models()
     assert models.model.nunique() == 23

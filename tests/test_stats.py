@@ -105,20 +105,3 @@ def test_more_spread_between_groups_widens_the_interval():
     near = stats.bootstrap(columns(np.array([1.0, 2, 3]), np.array([1.0, 2, 3])), mean, resamples=500)
     far = stats.bootstrap(columns(np.array([1.0, 1, 1]), np.array([3.0, 3, 3])), mean, resamples=500)
     assert far.high - far.low > near.high - near.low
-
-
-@pytest.mark.parametrize(
-    ("spec", "text"),
-    [
-        ("", "1.23 [1.10, 1.40]"),
-        (".1f", "1.2 [1.1, 1.4]"),
-        ("20", "1.23 [1.10, 1.40]   "),
-        (">16.1f", "  1.2 [1.1, 1.4]"),
-    ],
-)
-def test_an_estimate_formats_with_its_interval(spec, text):
-    assert format(stats.Estimate(1.234, 1.1, 1.4, 5), spec) == text
-
-
-def test_an_estimate_without_interval_says_its_n():
-    assert f"{stats.Estimate(2, math.nan, math.nan, 3):.1f}" == "2.0 (n=3)"

@@ -158,12 +158,6 @@ def memory_ratio(method: str, mix: str, model: str = MAIN_MODEL) -> float:
     return main_cell(mix, method, model=model).tokens_per_step / (tokens / steps)
 
 
-def by_output_cap(method: str = "ngram") -> pd.DataFrame:
-    """Speedup of the article's model by workload and output cap: three series of runs."""
-    held = cells().query("campaign in ('REC1', 'REC1v2', 'SUB_093') and model == @MAIN_MODEL and method == @method")
-    return held[held.workload.isin(SINGLES)].sort_values("output_cap")
-
-
 @cache
 def real_models() -> pd.DataFrame:
     """What drafters find in the published answers of 23 real models to chat, by model and method."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,16 +17,6 @@ class Estimate(NamedTuple):
     low: float
     high: float
     n: int
-
-    def __format__(self, spec: str) -> str:
-        """`[fill][align][width][.precision type]`: the width is that of the whole text, the rest of each number."""
-        width, number = re.fullmatch(r"((?:.?[<>^])?\d*)((?:\.\d+)?[a-z]?)", spec).groups()
-        number = number or ".2f"
-        interval = f" [{self.low:{number}}, {self.high:{number}}]" if np.isfinite(self.low) else f" (n={self.n})"
-        return format(f"{self.value:{number}}{interval}", width)
-
-    def __str__(self) -> str:
-        return format(self, "")
 
 
 def bootstrap(
