@@ -45,11 +45,11 @@ class Advice(NamedTuple):
     rate: pd.DataFrame  # one row a setting: requests in flight and ms per token at the asked rate; empty without one
 
 
-def runner_of(speculative: Speculative, env: Mapping[str, str], profiles: tuple[str, ...] = PROFILES) -> str:
+def runner_of(setting: menu.Setting, profiles: tuple[str, ...] = PROFILES) -> str:
     """The runner that vLLM 0.33 gives a drafter: V2 for ngram, unless a variable forces V1; V1 for all others, and for all
     where the profiles were measured on nothing else (a CPU)."""
-    forced = env.get("VLLM_USE_V2_MODEL_RUNNER") == "0" or stepcost.plain_runner(profiles) == "V1"
-    return "V2" if speculative.method == "ngram" and not forced else "V1"
+    forced = setting.env.get("VLLM_USE_V2_MODEL_RUNNER") == "0" or stepcost.plain_runner(profiles) == "V1"
+    return "V2" if setting.speculative.method == "ngram" and not forced else "V1"
 
 
 def model_of(name: str, profiles: tuple[str, ...] = PROFILES) -> str | float:
@@ -78,23 +78,17 @@ def candidates(
     for name in names or known:
         if name not in known:
             raise AdviceError(f"settings must be among {', '.join(known)}, got {name!r}{nearest(name, known)}")
-        config, extra = (
-            known[name].arguments.get("speculative_config"),
-            set(known[name].arguments) - {"speculative_config"},
-        )
-        if not config:
+        setting, extra = known[name], set(known[name].arguments) - {"speculative_config"}
+        if not setting.speculative:
             continue
-        speculative = Speculative.model_validate(config)
-        if speculative.method not in ("ngram", "suffix") or known[name].suffix_cache in ("cold", "warm"):
+        if setting.speculative.method not in ("ngram", "suffix") or setting.suffix_cache in ("cold", "warm"):
             why = "needs more than the tokens of a log"
         elif extra:
             why = f"also sets {', '.join(sorted(extra))}, whose cost is not measured"
-        elif (
-            known[name].env or stepcost.cost(model, runner_of(speculative, known[name].env, profiles), profiles) is None
-        ):
+        elif setting.env or stepcost.cost(model, runner_of(setting, profiles), profiles) is None:
             why = f"has no measured step cost on {model}"
         else:
-            kept[name] = known[name]
+            kept[name] = setting
             continue
         if names:
             notes.append(f"{name} is left out: it {why}.")
@@ -133,8 +127,7 @@ def table(
         base_s = base_cost.wall_s(base.steps)
         rows.append({"setting": "vanilla", "concurrency": number, "speedup": 1.0} | _row(base, base_s, number))
         for name, setting in chosen.items():
-            speculative = Speculative.model_validate(setting.arguments["speculative_config"])
-            runner = runner_of(speculative, setting.env, profiles)
+            runner, speculative = runner_of(setting, profiles), setting.speculative
             cost = stepcost.cost(model, runner, profiles)
             if number * (1 + speculative.num_speculative_tokens) > cost.most_verified and runner == "V2":
                 continue  # more to verify in a step than was measured; suffix seldom drafts so much
@@ -162,8 +155,7 @@ def _per_request(done: Replayed) -> pd.DataFrame:
 
 def kinds(streams: Sequence[Stream], setting: menu.Setting) -> pd.DataFrame:
     """How much of a log each of KINDS is: `requests`, `share` of them, `token_share`, `tokens_per_step` under a setting."""
-    speculative = Speculative.model_validate(setting.arguments["speculative_config"])
-    made = _per_request(replayed(speculative, runner_of(speculative, setting.env), streams, 1))
+    made = _per_request(replayed(setting.speculative, runner_of(setting), streams, 1))
     edges = [low for low, _ in KINDS.values()] + [np.inf]
     kind = pd.cut(made.num_output_tokens / made.num_steps, edges, right=False, labels=list(KINDS))
     sums = made.groupby(kind, observed=True).agg(
@@ -257,7 +249,8 @@ def overview(found: pd.DataFrame) -> pd.DataFrame:
 
 def flags(setting: menu.Setting, model: str = "MODEL") -> str:
     """The command that serves with a setting."""
-    parts = [f"{key}={shlex.quote(value)}" for key, value in setting.env.items()] + [
+    parts = [
+        *(f"{key}={shlex.quote(value)}" for key, value in setting.env.items()),
         "vllm",
         "serve",
         shlex.quote(model),
@@ -338,9 +331,7 @@ def answer(
         notes.append(f"{model} was not measured: its step cost is interpolated {cost.model}.")
     elif priced != model:
         notes.append(f"{model} is priced as {priced}.")
-    if "V1" in {
-        runner_of(Speculative.model_validate(s.arguments["speculative_config"]), s.env) for s in chosen.values()
-    }:
+    if "V1" in {runner_of(s) for s in chosen.values()}:
         notes.append(
             "suffix runs on vLLM's runner V1, whose steps the host paces: expect another ratio on another processor."
         )
@@ -349,7 +340,7 @@ def answer(
         for n in named
         if seen and n not in seen
     ]
-    if any(chosen[name].arguments["speculative_config"]["method"] == "suffix" for name in named):
+    if any(chosen[name].speculative.method == "suffix" for name in named):
         notes.append("suffix needs the package arctic-inference.")
     served = "MODEL" if model == priced else model
     return Advice(told, found, {name: flags(chosen[name], served) for name in named}, notes, parts, loads)

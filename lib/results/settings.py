@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from lib.results.records import ROOT
-from lib.results.run import Frozen
+from lib.results.run import Frozen, Speculative
 
 PATH = ROOT / "params" / "settings.yaml"
 GREY = "#777777"
@@ -32,6 +32,11 @@ class Setting(Frozen):
     env: dict[str, str] = Field(default_factory=dict)
     suffix_cache: Literal["off", "cold", "warm"] | None = None
     arguments: dict[str, Any] = Field(default_factory=dict)  # of vllm.LLM, speculative_config included
+
+    @property
+    def speculative(self) -> Speculative | None:
+        config = self.arguments.get("speculative_config")
+        return Speculative.model_validate(config) if config else None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
