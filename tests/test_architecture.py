@@ -14,7 +14,7 @@ import pytest
 TOP = Path(__file__).parents[1]
 MODULES = {".".join(p.relative_to(TOP).with_suffix("").parts).removesuffix(".__init__"): p
            for p in sorted((TOP / "lib").rglob("*.py"))}  # fmt: skip
-MOST_LINES_OF_A_MODULE, MOST_LINES = 400, 5000
+MOST_LINES_OF_A_MODULE, MOST_LINES = 400, 5400
 
 
 def imported(node: ast.stmt) -> set[str]:

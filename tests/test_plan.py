@@ -6,7 +6,7 @@ import made_up_records as made_up
 import pytest
 
 from lib import measure, results
-from lib.measure import machine, plan, profiles
+from lib.measure import engines, machine, plan, profiles
 from lib.results import records, settings, table
 from lib.results.records import Provenance, Store
 from lib.results.run import Engine, Run, Workload, engine_key
@@ -224,3 +224,16 @@ def test_a_log_s_content_is_part_of_what_is_asked(tmp_path, monkeypatch):
         p = cpu(model=model, answers="recorded", workloads=["jsonl"], log="log.jsonl", settings=["vanilla"])
         ids.append(plan.runs(p)[0].plan_id)
     assert ids[0] == ids[1] != ids[2]
+
+
+@pytest.mark.parametrize(("size", "said"), [(6, True), (24, False), (None, False)])
+def test_a_largest_graph_given_in_sequences_is_named_before_engines_start(size, said, capsys):
+    """6 requests of 1 + 3 tokens are 24 in a step."""
+    p = profiles.validate({
+        "profile": "x", "concurrency": [6], "settings": ["ngram_3"], "workloads": ["chat"],
+        "engine": {"max_num_seqs": 6} | ({"max_cudagraph_capture_size": size} if size else {}),
+    }, "x")  # fmt: skip
+    engines.announce([plan.runs(p)])
+    assert (
+        "verifies up to 24 tokens, more than max_cudagraph_capture_size (6, in tokens)" in capsys.readouterr().err
+    ) == said

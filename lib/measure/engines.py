@@ -249,9 +249,18 @@ def run(
 
 
 def announce(groups: list[list[Run]]) -> None:
-    """Name on stderr the variables that engines inherit and the models whose own code they run; records say so too."""
+    """Name on stderr what a reader may not expect: variables that engines inherit, steps larger than the largest graph, and
+    models whose own code runs."""
     if inherited := machine.inherited_env():
         print(f"engines inherit {' '.join(f'{k}={v}' for k, v in inherited.items())}", file=sys.stderr)
+    for run in (max(group, key=lambda r: r.concurrency) for group in groups):
+        size, drafts = run.engine.arguments.get("max_cudagraph_capture_size"), run.engine.speculative
+        if size and drafts and (tokens := run.concurrency * (1 + drafts.num_speculative_tokens)) > size:
+            print(
+                f"settings.{run.setting}: a step of {run.concurrency} requests verifies up to {tokens} tokens, more than "
+                f"max_cudagraph_capture_size ({size}, in tokens): it runs without a graph",
+                file=sys.stderr,
+            )
     for name in sorted({g[0].engine.model.name for g in groups if g[0].engine.model.trust_remote_code}):
         print(f"model.trust_remote_code is true: engines run code that {name} brings along", file=sys.stderr)
 
