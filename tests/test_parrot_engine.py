@@ -239,3 +239,23 @@ def damage(folder: Path) -> None:
     head = held["lm_head.weight"]
     head[1:5000] = head[1:5000].flip(0)
     save_file(held, file, metadata={"format": "pt"})
+
+
+@pytest.mark.skipif(CASES is CHOSEN, reason="two ranks start slowly: part of make contract")
+@pytest.mark.parametrize("setting", ["vanilla", "ngram", "suffix"])
+def test_two_tensor_parallel_ranks_say_and_count_the_same(folder, setting, monkeypatch):
+    monkeypatch.delenv(forkserver.SOCKET_VARIABLE)
+    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+    small = {"workloads": ["edit"], "concurrency": [4], "num_prompts": 6}
+    one = profile(folder, "llama-64", "float32", **small)
+    p = profile(folder, "llama-64", "float32", **small, engine={"tensor_parallel_size": 2})
+    (run,) = plan.runs(p.model_copy(update={"env": env}), [setting])
+    store = engines.run([run], p, progress=False, folder=folder / f"two-{setting}")
+    assert store.get(run).verbatim is True
+    (alone,) = plan.runs(one, [setting])
+    held = engines.run([alone], one, progress=False, folder=folder / f"one-{setting}").get(alone)
+    counted = store.get(run).counters
+    assert (counted.num_drafts, counted.num_accepted_tokens) == (
+        held.counters.num_drafts,
+        held.counters.num_accepted_tokens,
+    )

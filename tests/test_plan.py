@@ -203,7 +203,8 @@ def test_the_committed_settings_are_vllm_s(profile, monkeypatch):
 
 def test_machine_checks_name_what_is_missing(monkeypatch):
     monkeypatch.setattr(machine, "count_gpus", lambda: 0)
-    with pytest.raises(machine.MachineError, match=r"tensor_parallel_size.*present \(0\), got 4"):
+    monkeypatch.setattr(machine, "count_cpus", lambda: 2)
+    with pytest.raises(machine.MachineError, match=r"tensor_parallel_size.*present \(2\), got 4"):
         machine.check([one(tensor_parallel_size=4)])
     there = machine.importlib.util.find_spec
     monkeypatch.setattr(machine.importlib.util, "find_spec", lambda n: None if n == "arctic_inference" else there(n))

@@ -139,7 +139,9 @@ def check(runs: Iterable[Run]) -> None:
             raise MachineError(
                 f"{where}speculative_config.method suffix needs the package arctic-inference==0.1.1 (make env)"
             )
-        if run.engine.num_gpus > max(have, 1) and arguments.get("distributed_executor_backend") != "ray":
+        most = have or count_cpus()  # the CPU engine's ranks have a core each at least
+        if run.engine.num_gpus > most and arguments.get("distributed_executor_backend") != "ray":
+            what = "GPUs" if have else "CPU cores"
             raise MachineError(
-                f"engine.tensor_parallel_size must be at most the GPUs present ({have}), got {run.engine.num_gpus}"
+                f"engine.tensor_parallel_size must be at most the {what} present ({most}), got {run.engine.num_gpus}"
             )
