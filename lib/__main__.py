@@ -114,9 +114,9 @@ def sweep(
             typer.echo(planned.to_json(orient="records", indent=1))
         else:
             typer.echo(planned.to_string(index=False) if len(planned) else "nothing is missing")
-            typer.echo(
-                f"{len(groups)} engines, {planned.runs.sum()} runs of {len(asked)}; {planned.minutes.sum():.0f} minutes estimated"
-            )
+            minutes = planned.minutes.sum(skipna=False)
+            told = f"{minutes:.0f} minutes estimated" if minutes == minutes else "some of it like nothing measured yet"
+            typer.echo(f"{len(groups)} engines, {planned.runs.sum()} runs of {len(asked)}; {told}")
         if dry_run:
             return
         store = (

@@ -194,7 +194,7 @@ def test_what_vllm_does_not_know_is_refused_before_an_engine_starts(arguments, w
     assert "\n" not in str(error.value) and [w for w in words if w not in str(error.value)] == []
 
 
-@pytest.mark.parametrize("profile", ["cpu", "h200", "h200-sizes", "own"])
+@pytest.mark.parametrize("profile", ["cpu", "h200", "h200-sizes", "h200x2", "own"])
 def test_the_committed_settings_are_vllm_s(profile, monkeypatch):
     monkeypatch.setattr(machine, "count_gpus", lambda: 8)
     p = profiles.load(profile)
