@@ -85,7 +85,7 @@ def _execute(path: Path, out: Path, p: Profile, mode: str) -> str:
             papermill.execute_notebook(
                 str(path), str(out), parameters={"profile": p.profile, "mode": mode}, kernel_name="python3",
                 progress_bar=sys.stderr.isatty(), log_output=mode == "measure", cwd=str(FOLDER),
-                extra_arguments=["--IPKernelApp.log_level=ERROR"],  # its warning of TCP is nothing a reader can act on
+                extra_arguments=["--IPKernelApp.log_level=CRITICAL"],  # of TCP, of a stop: nothing a reader can act on
             )  # fmt: skip
     except papermill.PapermillExecutionError as error:
         outcome = f"failed: {error.ename}: {error.evalue}"

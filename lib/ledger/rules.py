@@ -113,7 +113,8 @@ def prompt_alone_explains(rows: pd.DataFrame) -> Finding:
     most, own = found[rows.workload[top]], accepted.loc[top]
     text = (
         f"{beyond.sum()} of {len(rows)} accept more than prompts hold; {name_of(rows.loc[top])}: "
-        f"{own.value:.3f} of the output [{own.low:.3f}, {own.high:.3f}], prompts alone could give {most:.3f}"
+        f"{own.value:.3f} of the output [{own.low:.3f}, {own.high:.3f}], prompts alone could give {most.value:.3f} "
+        f"[{most.low:.3f}, {most.high:.3f}]"
     )
     return Finding(decide(False, beyond.any()), text, own.value, own.low, own.high, len(rows))
 
